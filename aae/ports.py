@@ -23,11 +23,15 @@ class NodeRpc(Protocol):
 
 
 class LedPartition(NamedTuple):
-    """A partition that this node leads and serves: number `position` of `total` in its bucket type."""
+    """A partition that this node leads and serves: number `position` of `total` in its bucket type. `epoch`: of the
+    leadership; `lineage` and `incarnation`: of the partition's record."""
 
     partition: int
     position: int
     total: int
+    epoch: int = 0
+    lineage: int = 0
+    incarnation: int = 0
 
     @property
     def segments(self) -> tuple[int, int]:

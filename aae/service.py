@@ -25,6 +25,7 @@ from isthmus.aae.scheduling.check import PeerChecker, Repairs
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps
 from isthmus.aae.scheduling.history import FullSyncHistory
 from isthmus.aae.scheduling.operator_documents import OperatorDocuments
+from isthmus.aae.scheduling.proofs import TreeProofs
 from isthmus.aae.scheduling.scheduler import Checkers, CheckScheduler
 from isthmus.aae.scrub.replica_agreement import ReplicaTreeCheck
 from isthmus.aae.scrub.row_audit import Scrubber
@@ -103,6 +104,7 @@ class FullSync(Checkers, ForeignObjects):
             alarm=SchedulerAlarm(),
             members=members,
             queue_types=queue_types,
+            proofs=TreeProofs(self.cluster_trees, gaps),
             time=time,
         )
         self.gap_healer = GapHealer(self.scheduler, gaps, time)

@@ -148,10 +148,11 @@ def wait_idle(nodes: Nodes, names: Sequence[str]) -> None:
 
 def session() -> Any:
     """A Spark session of two threads with the data source. Raises BenchFailed without a usable Java."""
+    from isthmus.aae.reconcile.spark_session import NICE
     from isthmus.aae.reconcile.spark_session import session as started
 
     try:
-        return started("bench", "local[2]", {"spark.driver.memory": "2g"}, stand_back=True)
+        return started("bench", "local[2]", {"spark.driver.memory": "2g"}, nice=NICE)
     except (OSError, RuntimeError) as error:
         raise BenchFailed(f"Spark did not start: {error}") from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -50,6 +51,11 @@ def docstrings_of(section: type) -> dict[str, str]:
     return found
 
 
+def without_links(text: str) -> str:
+    """A text of the pages as plain text: a link is its words, where a file has no pages to lead to."""
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)
+
+
 def _section(key: SettingKey, path: str, values: Values, *, every: bool) -> Iterator[str]:
     """The lines of a section and of those within it."""
     assert key.inner is not None
@@ -75,7 +81,7 @@ def _table(key: SettingKey, head: str, own: Values, *, every: bool, commented: b
     shown = [each for each in keys if each.name in own or every]
     if not shown:
         return
-    texts = docstrings_of(key.inner)
+    texts = {field: without_links(text) for field, text in docstrings_of(key.inner).items()}
     yield f"{'# ' * commented}{head}"
     for each in shown:
         meaning = f"{texts.get(each.field, '')} ({range_text(each)})"

@@ -432,11 +432,12 @@ class ReplicationSettings:
     handover_timeout_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 5_000
     """How long a leader may drain before a hand-over is given up and it leads on."""
 
-    # Below a second a record that is corrected at once would cost a replica; above a month disk space is wasted.
+    # Below a second a record that is corrected at once would cost a replica; above a month disk space is wasted. The
+    # length of the default is a guess.
     removed_copy_grace_ms: Annotated[int, ValueRange(1 * SECOND, 720 * HOUR)] = 600_000
     """How long a node keeps its copy of a partition after it has read that it is no longer a replica of it, before it
     deletes it. A record that names it again within that time finds the copy as it was. That is time for an operator to
-    take a move back without copying everything again; the length is a guess."""
+    take a move back without copying everything again."""
 
     tree_rebuild_ms: Annotated[int, ValueRange(0, 8760 * HOUR)] = 604_800_000
     """How often each full-sync tree is rebuilt from the key store beside the one that serves, and compared with it;
@@ -445,9 +446,10 @@ class ReplicationSettings:
     balance: bool = True
     """Spread leaderships evenly by themselves; without it only `isthmus leader balance` does."""
 
+    # The length is a guess.
     balance_delay_ms: Annotated[int, ValueRange(0, 1 * HOUR)] = 3_000
     """How long leaderships must have been uneven, without nodes joining or leaving or elections, before they are moved.
-    Sinks and clients of a node that has just come back are about to reconnect; the length is a guess."""
+    Sinks and clients of a node that has just come back are about to reconnect."""
 
     # From one at a time to the largest number of partitions, which is no limit.
     balance_moves: Annotated[int, ValueRange(1, 1024)] = 4
@@ -545,9 +547,10 @@ class LimitSettings:
     siblings_warn: Annotated[int, ValueRange(0, 10_000)] = 25
     """Objects with more siblings are logged and counted; 0: none."""
 
+    # The default is a guess.
     listings: Annotated[int, ValueRange(1, 1_000)] = 8
     """Most listings that run at once on a node; one more is refused with 503. Each holds a snapshot of the store and
-    reads every key row in its range. The default is a guess: enough for people, too few to starve writers."""
+    reads every key row in its range: enough for people, too few to starve writers."""
 
     batch_items: Annotated[int, ValueRange(1, 100_000)] = 10_000
     """Most items of one `/batch` request; above it 413."""

@@ -68,7 +68,7 @@ from isthmus.node.services.container import MetastoreSession, NodeResources, Nod
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
 from isthmus.queues import status
-from isthmus.repl import telemetry
+from isthmus.repl import telemetry, unforeseen
 from isthmus.repl import traces as change_traces
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller import suspicion
@@ -139,6 +139,7 @@ METRICS: Final = {
     **authorization.HELP,
     **credentials.HELP,
     **logs.HELP,
+    **unforeseen.HELP,
     **audit_log.HELP,
     **history_sampler.HELP,
     **lag_metrics.HELP,
@@ -424,6 +425,7 @@ class Node:
                 version.samples,
                 self._credentials.samples,
                 logs.lines.samples,
+                unforeseen.unforeseen.samples,
                 services.audit.samples,
                 *(() if services.traces is None else (services.traces.samples,)),
             ],

@@ -53,17 +53,39 @@ _LEAVING: Final = int(ReferenceKind.LEAVING)
 _DATA: Final = int(EntryKind.DATA)
 
 
+class GapProof(NamedTuple):
+    """What a full-sync has proven: changes of a partition below an offset of its present history, and losses of bulk
+    references by their marks."""
+
+    offsets: Mapping[int, int]
+    losses: frozenset[str]
+
+
 class GapChoice(NamedTuple):
-    """The gaps that a full-sync has closed: those of `ids`, or all of a bucket type (None: any) that lie wholly between
-    two wall-clock times. A gap of `ids` must not reach beyond `upto_ms` either: it keeps its id when it grows."""
+    """Gaps to close: those of `ids`, or all of a bucket type (None: any) that lie wholly between two wall-clock times.
+    A gap of `ids` must not reach beyond `upto_ms` either: it keeps its id when it grows. `proof`: what a full-sync has
+    proven of them, and no time counts; None: somebody else vouches for them."""
 
     ids: tuple[str, ...] | None = None
     bucket_type: bytes | None = None
     from_ms: int = 0
     upto_ms: int = 1 << 62
+    proof: GapProof | None = None
 
-    def includes(self, gap_id: str, bucket_type: bytes | None, from_ms: int, upto_ms: int) -> bool:
-        """Whether a gap is one of them."""
+    def includes_gap(self, partition: int, bucket_type: bytes, gap: QueueGap) -> bool:
+        """Whether a gap of a partition is one of them."""
+        gap_id = f"{partition}:{gap.start}"
+        if self.proof is not None:
+            return gap_id in (self.ids or ()) and gap.end <= self.proof.offsets.get(partition, -1)
+        return self._includes(gap_id, bucket_type, gap.from_ms, gap.upto_ms)
+
+    def includes_loss(self, lost: LostReferences) -> bool:
+        """Whether a recorded loss of bulk references is one of them."""
+        if self.proof is not None:
+            return _lost_id(lost) in (self.ids or ()) and loss_mark(lost) in self.proof.losses
+        return self._includes(_lost_id(lost), None, lost.from_ms, lost.upto_ms)
+
+    def _includes(self, gap_id: str, bucket_type: bytes | None, from_ms: int, upto_ms: int) -> bool:
         if self.ids is not None:
             return gap_id in self.ids and upto_ms <= self.upto_ms
         right_type = bucket_type is None or self.bucket_type in (None, bucket_type)
@@ -389,8 +411,8 @@ class QueueActs:
     def gaps(self, name: str | None = None) -> list[dict[str, Any]]:
         """Gaps that no full-sync has closed: of partitions led here, and losses of bulk references of any node:
         {"queue", "id", "partition", "from_offset", "upto_offset", "from_ms", "upto_ms", "count_at_least",
-        "count_at_most", "what", "by", "reason", "node", "priority"}; null where a field does not apply, or is not known
-        yet."""
+        "count_at_most", "what", "by", "reason", "node", "priority"}, and of a loss its "mark"; null where a field does
+        not apply, or is not known yet."""
         names = self._queues.machines() if name is None else (name,)
         rows = []
         for one in names:
@@ -408,11 +430,10 @@ class QueueActs:
         proven: dict[int, list[QueueGap]] = {}
         for partition, window in queue.machine.windows.items():
             for gap in window.state.gaps:
-                gap_id = f"{partition}:{gap.start}"
-                if not gap.is_open and choice.includes(gap_id, window.bucket_type, gap.from_ms, gap.upto_ms):
+                if not gap.is_open and choice.includes_gap(partition, window.bucket_type, gap):
                     proven.setdefault(partition, []).append(gap)
         closed = await self._queues.close_gaps(queue, proven)
-        fits = [one for one in queue.stored.lost if choice.includes(_lost_id(one), None, one.from_ms, one.upto_ms)]
+        fits = [one for one in queue.stored.lost if choice.includes_loss(one)]
         if fits:
             closed += await self._queues.queue_store.forget_lost(name, fits)
             await self._queues.refresh(name)
@@ -424,12 +445,18 @@ def _lost_id(lost: LostReferences) -> str:
     return f"{lost.node}:{lost.priority}:{lost.at_ms}"
 
 
+def loss_mark(lost: LostReferences) -> str:
+    """All of a loss record that changes when another loss is merged into it: two with the same mark are one."""
+    return f"{_lost_id(lost)}:{lost.left_out}:{lost.at_most}:{lost.from_ms}:{lost.upto_ms}"
+
+
 def _lost_row(queue: str, lost: LostReferences) -> dict[str, Any]:
     return {
         "queue": queue,
         "node": lost.node,
         "priority": lost.priority,
         "id": _lost_id(lost),
+        "mark": loss_mark(lost),
         "partition": None,
         "from_offset": None,
         "upto_offset": None,

@@ -180,7 +180,7 @@ class Slot:
             results = await self._push(reply, taken_ms)
         else:
             taken_ns = (time.wall_ms() - (time.now_ms() - taken_ms)) * 1_000_000
-            pushes_traced = traces.fetched(link.name, reply.traces, reply.items, taken_ns)
+            pushes_traced = traces.fetched(link.name, reply.traces, reply.items, taken_ns) or ()
             results = await self._push(reply, taken_ms)
             traces.pushed(pushes_traced, results)
         outcomes = outcomes_of(results)

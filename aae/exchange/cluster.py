@@ -18,8 +18,9 @@ import numpy as np
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.compare import ComparedRow
 from isthmus.aae.exchange.local import ANSWER_BYTES as NODE_BYTES
-from isthmus.aae.exchange.local import CLOCKS, LEAVES, ROOTS, LocalTrees, row_bytes
+from isthmus.aae.exchange.local import APPLIED, CLOCKS, LEAVES, ROOTS, LocalTrees, row_bytes
 from isthmus.aae.exchange.wire import (
+    AppliedTree,
     ClocksRequest,
     HashesResponse,
     LeavesRequest,
@@ -35,6 +36,9 @@ from isthmus.repl.model.keys import key_hash
 
 TIMEOUT_MS: Final = 30_000
 """Time-out of a request to a node, which reads the rows of many segments from disk."""
+
+APPLIED_TIMEOUT_MS: Final = 5_000
+"""Time-out of a request for offsets, which reads memory alone; without an answer the check proves less."""
 
 ATTEMPTS: Final = 5
 ATTEMPT_PAUSE_S: Final = 0.2
@@ -101,6 +105,22 @@ class ClusterTrees:
         if len(responses) * NODE_BYTES > ANSWER_BYTES and sum(map(row_bytes, rows)) > ANSWER_BYTES:
             return _cut(rows, request.segments[:covered], shift)
         return RowsResponse((), covered, rows)
+
+    async def applied(self, bucket_type: bytes) -> dict[int, AppliedTree]:
+        """The ready trees of the leaders, by partition. A node that does not answer, as one of an earlier version, is
+        left out, and so is a partition for which two nodes answer. Raises nothing."""
+        body = wire.encode_roots_request(RootsRequest(bucket_type))
+
+        async def of(node: str) -> list[AppliedTree]:
+            try:
+                return wire.decode_applied(await self._rpc.request(node, APPLIED, body, APPLIED_TIMEOUT_MS))
+            except IsthmusError:
+                return []
+
+        found = await asyncio.gather(*(of(node) for node in self._members.nodes()))
+        trees = [*self._local.applied(bucket_type), *(tree for one in found for tree in one)]
+        answers = Counter(tree.partition for tree in trees)
+        return {tree.partition: tree for tree in trees if answers[tree.partition] == 1}
 
     async def _hashes(self, node: str, method: str, body: bytes, count: int) -> HashesResponse:
         return wire.decode_hashes(await self._rpc.request(node, method, body, TIMEOUT_MS), count)

@@ -19,9 +19,11 @@ import numpy as np
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.compare import ComparedRow, reaped_row
 from isthmus.aae.exchange.wire import (
+    AppliedTree,
     ClocksRequest,
     HashesResponse,
     LeavesRequest,
+    PartitionHistory,
     RootsRequest,
     RowsResponse,
     TreeReadiness,
@@ -39,6 +41,7 @@ from isthmus.repl.store.rows import SEGMENT_BYTES, split_tail
 ROOTS: Final = "aae.roots"
 LEAVES: Final = "aae.leaves"
 CLOCKS: Final = "aae.clocks"
+APPLIED: Final = "aae.applied"
 
 ANSWER_BYTES: Final = 8 * 1024 * 1024
 """A node's response ends with the segment that exceeds this size: more than common rows take, and enough for a few with
@@ -69,7 +72,20 @@ class LocalTrees:
 
     def request_handlers(self) -> dict[str, RpcHandler]:
         """Handlers of requests from other nodes, by method."""
-        return {ROOTS: self._serve_roots, LEAVES: self._serve_leaves, CLOCKS: self._serve_clocks}
+        return {
+            ROOTS: self._serve_roots,
+            LEAVES: self._serve_leaves,
+            CLOCKS: self._serve_clocks,
+            APPLIED: self._serve_applied,
+        }
+
+    def applied(self, bucket_type: bytes) -> list[AppliedTree]:
+        """The ready trees, each with the offset that it covers."""
+        return [
+            AppliedTree(led.partition, PartitionHistory(led.lineage, led.incarnation), led.epoch, cached.offset)
+            for led in self._replicas.led(bucket_type)
+            if (cached := self._trees.cached.get(led.partition)) is not None and cached.tree is not None
+        ]
 
     def roots(self, request: RootsRequest) -> HashesResponse:
         """The current hashes of all branches."""
@@ -152,6 +168,9 @@ class LocalTrees:
 
     async def _serve_roots(self, _node: str, body: bytes) -> bytes:
         return wire.encode_hashes(self.roots(wire.decode_roots_request(body)))
+
+    async def _serve_applied(self, _node: str, body: bytes) -> bytes:
+        return wire.encode_applied(self.applied(wire.decode_roots_request(body).bucket_type))
 
     async def _serve_leaves(self, _node: str, body: bytes) -> bytes:
         return wire.encode_hashes(self.leaves(wire.decode_leaves_request(body)))

@@ -85,6 +85,23 @@ class ClocksRequest(NamedTuple):
     rows: int
 
 
+class PartitionHistory(NamedTuple):
+    """Which course of a partition its offsets belong to: its record's lineage, which counts returns to an earlier
+    state, and the incarnation of its actor, which is random."""
+
+    lineage: int
+    incarnation: int
+
+
+class AppliedTree(NamedTuple):
+    """A leader's ready tree: it covers all changes of `history` below `offset`. `epoch`: of the leadership."""
+
+    partition: int
+    history: PartitionHistory
+    epoch: int
+    offset: int
+
+
 class HashesResponse(NamedTuple):
     """The XOR of the hashes of all ready partitions in `readiness`."""
 
@@ -143,6 +160,26 @@ def decode_clocks_request(data: bytes) -> ClocksRequest:
         ):
             return ClocksRequest(bucket_type, tuple(segments), size_bits, since_ms, before_ms, rows)
     raise CodecError("not a question for clocks: type, ascending segments, size, time range, a number of rows")
+
+
+def encode_applied(trees: Sequence[AppliedTree]) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, [[one.partition, *one.history, one.epoch, one.offset] for one in trees]])
+
+
+def decode_applied(data: bytes) -> list[AppliedTree]:
+    """Raises CodecError."""
+    match _unpack(data, "applied offsets"):
+        case [list(trees)] if len(trees) <= PARTITIONS_MAX:
+            return [_applied_tree(raw) for raw in trees]
+    raise CodecError(f"not applied offsets of at most {PARTITIONS_MAX} trees")
+
+
+def _applied_tree(raw: object) -> AppliedTree:
+    if type(raw) is list and list(map(type, raw)) == [int] * 5 and min(raw) >= 0:
+        partition, lineage, incarnation, epoch, offset = raw
+        return AppliedTree(partition, PartitionHistory(lineage, incarnation), epoch, offset)
+    raise CodecError("not a tree: partition, lineage, incarnation, epoch, offset")
 
 
 def encode_hashes(response: HashesResponse) -> bytes:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
 )
@@ -32,6 +33,7 @@ from isthmus.aae.reconcile.options import (
 from isthmus.aae.reconcile.row_reader import IsthmusReader
 from isthmus.aae.reconcile.row_writer import IsthmusWriter
 from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader
+from isthmus.aae.reconcile.stream_writer import IsthmusStreamWriter
 from isthmus.aae.row_stream.wire import RowView
 from isthmus.repl.model.errors import BadInput
 
@@ -41,6 +43,9 @@ KEPT: Final = "isthmus.options"
 Spark passes the options of CREATE TABLE when the table is made, to infer its columns, and none of them when it is used;
 but then it passes the columns, with their metadata."""
 
+
+OF_A_QUERY: Final = ("checkpointlocation",)
+"""Options of Spark's own that it passes to the writer of a stream, too."""
 
 NEVER_NULL: Final = ("bucket_type", "bucket", "key")
 
@@ -125,6 +130,11 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
         """For df.write. Raises BadInput."""
         return IsthmusWriter(self._options(fields=schema.fields), schema, overwrite)
+
+    def streamWriter(self, schema: t.StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """For query.writeStream. Raises BadInput."""
+        self._given = {name: text for name, text in self._given.items() if name.lower() not in OF_A_QUERY}
+        return IsthmusStreamWriter(self._options(fields=schema.fields), schema, overwrite)
 
 
 class FindingsReader(DataSourceReader):  # type: ignore[misc]

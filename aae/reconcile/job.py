@@ -355,7 +355,11 @@ class _Run:
         rest_s = until_ms / 1000 - time()
         self._file.note(SETTLE, left_s=max(0.0, rest_s))
         if rest_s > SHORT_REST_S:
-            self._progress(f"settling for {rest_s:.0f} s before the second look")
+            keys = sum(done.candidates for _, done in now.first.values())
+            self._progress(
+                f"{keys} keys differ at the first look; waiting {rest_s:.0f} s (--settle) for changes that are on their"
+                " way, then they are looked at again"
+            )
         while (rest_s := until_ms / 1000 - time()) > 0 and not self._late():
             sleep(min(rest_s, 1.0))
 

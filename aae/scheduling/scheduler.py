@@ -30,6 +30,7 @@ from isthmus.aae.scheduling.operator_documents import (
     effective_peers,
     suspension_for,
 )
+from isthmus.aae.scheduling.proofs import CheckProofs, PendingProof
 from isthmus.aae.scheduling.schedule import (
     CheckHours,
     CheckKind,
@@ -153,6 +154,7 @@ class CheckScheduler:
         alarm: Alarm,
         members: Members,
         queue_types: QueueTypes,
+        proofs: CheckProofs,
         time: TimeSource,
     ) -> None:
         self._settings = settings
@@ -162,6 +164,7 @@ class CheckScheduler:
         self._alarm = alarm
         self._members = members
         self._queue_types = queue_types
+        self._proofs = proofs
         self._time = time
         self._tasks: set[asyncio.Task[Any]] = set()
         self.peers: dict[str, PeerState] = {}
@@ -476,15 +479,17 @@ class CheckScheduler:
 
     async def _check_type(self, peer: PeerState, check: PeerCheck, findings: Findings) -> CheckResult:
         began = self._time.now_ms()
+        pending = await self._begin_proof(peer, check)
         outcome = await peer.checker.check(check, findings)
-        if outcome.retryable:
-            peer.incomplete_reason = outcome.reason
-        wanted = findings.differences - (0 if peer.settings.bidirectional else findings.ahead)
         # Trees are compared whole, whatever the check's times. A check that asks the other side for repairs may queue
         # such keys alone, and then proves as much as one that does not.
         proven = outcome.verdict in PROVING or (
             outcome.verdict in CONCLUSIVE and findings.differences > 0 and findings.up_to_date
         )
+        proof = await self._proofs.end(pending, check.bucket_type.encode()) if proven and pending is not None else None
+        if outcome.retryable:
+            peer.incomplete_reason = outcome.reason
+        wanted = findings.differences - (0 if peer.settings.bidirectional else findings.ahead)
         result = CheckResult(
             bucket_type=check.bucket_type,
             kind=check.kind,
@@ -514,6 +519,8 @@ class CheckScheduler:
         peer.history.answered(peer.checker.cluster)
         if proven:
             peer.history.proven_ms[check.bucket_type] = check.began_ms
+        if proof is not None:
+            peer.history.proofs[check.bucket_type] = proof.after(peer.history.proofs.get(check.bucket_type))
         if outcome.verdict is ExchangeVerdict.IN_SYNC:
             peer.history.equal_ms[check.bucket_type] = check.began_ms
         self.totals[name, result.verdict] = self.totals.get((name, result.verdict), 0) + 1
@@ -531,6 +538,13 @@ class CheckScheduler:
             queued=result.queued,
         )
         return result
+
+    async def _begin_proof(self, peer: PeerState, check: PeerCheck) -> PendingProof | None:
+        """The facts from before a check; None for an unknown queue, which the check reports."""
+        try:
+            return await self._proofs.begin(peer.settings.queue, check.bucket_type.encode())
+        except IsthmusError:
+            return None
 
     # -- acts of operators ------------------------------------------------------------------------------
 

@@ -391,7 +391,11 @@ class QueueAdmin:
         wanted = Rates(now.bytes if size is None else size, now.objects if objects is None else objects)
         with request.changing(lambda: self._state(name)):
             await self._services.queue_acts.throttle(name, None if default else wanted, self._audit_info(body))
-        return await self.queues(request)
+        answer: dict[str, Any] = {"queues": await self._services.queues.listing()}
+        lifted = [word for word, rate in (("bytes", size), ("objects", objects)) if rate == 0]
+        if len(lifted) == 1:  # with both at 0 no limit is what was meant
+            answer["notes"] = [f"0 is no limit: {name} is not limited in {lifted[0]}; to stop it, suspend it"]
+        return json_reply(answer)
 
     async def push(self, request: Request, body: PushReferencesRequest) -> Reply:
         """Enqueue references at the priority of full-sync, or of folds."""

@@ -96,7 +96,9 @@ class ReplicationAdmin:
         sides = await asyncio.gather(
             *(asyncio.to_thread(first_known_side, looks(one), lambda: not self._status.stopping) for one in peers)
         )
-        others = [{"fullsync": one.name, **side} for one, side in zip(peers, sides, strict=True)]
+        others = [
+            {"fullsync": one.name, "urls": one.urls.split(","), **side} for one, side in zip(peers, sides, strict=True)
+        ]
         return json_reply(
             {
                 **with_other_sides(answer, others),

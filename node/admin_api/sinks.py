@@ -202,7 +202,12 @@ class SinkAdmin:
             raise RequestRefused(400, "bad-json", f"per_peer is at most workers, {limits.workers}: more never bind")
         with request.changing(self._state):
             await sink.set_limits(limits, body.node, body.forget)
-        return await self.sink(request)
+        answer: dict[str, Any] = {**sink.overview(), "sinks": sink.listing()}
+        rates = (("bytes", body.bytes_per_second), ("objects", body.objects_per_second))
+        lifted = [word for word, rate in rates if rate == 0]
+        if len(lifted) == 1:  # with both at 0 no limit is what was meant
+            answer["notes"] = [f"0 is no limit: fetches are not limited in {lifted[0]}; to stop them, suspend the sink"]
+        return json_reply(answer)
 
     async def add_peer(self, request: Request, body: SinkPeerRequest) -> Reply:
         """Fetch from a queue of another cluster that no file lists."""

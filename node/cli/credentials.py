@@ -7,7 +7,8 @@
     --cert FILE         ISTHMUS_CERT: a client certificate; --key FILE, ISTHMUS_KEY: its private key
 
 An option takes precedence over a variable, and a variable over the context. The credentials of a context go to its own
-addresses alone. A token is never an argument, since every user of the machine can read arguments.
+addresses alone, also when such an address is given by an option. A token is never an argument, since every user of the
+machine can read arguments.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from isthmus.config.loader import ConfigError
 from isthmus.node.cli.contexts import ClusterEntry, ContextEntry, ContextFile, load, path_of_file
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import CliContext
 from isthmus.repl.http.client import PeerCredentials
-from isthmus.repl.model.errors import BadConfig
+from isthmus.repl.model.errors import BadConfig, LocalFault
 from isthmus.repl.security.tls import TlsFiles, client_contexts
 from isthmus.repl.security.tokens import check_token, watched_token
 
@@ -139,7 +141,7 @@ def endpoint_of(context: click.Context, option: str, url: str, default: str, *, 
     if url and typed and said:
         raise CommandFailed(Exit.USAGE, "usage", f"{option} names a node, and {said[0]} a context: give one of them")
     if url and not said:
-        return Endpoint((url,), access_from(context))
+        return endpoint_at(context, (url,))
     file = load(path_of_file())
     name = chosen["context_name"] or file.current
     if not name:
@@ -150,6 +152,26 @@ def endpoint_of(context: click.Context, option: str, url: str, default: str, *, 
     entry = file.named(name)
     cluster = entry.chosen(name, chosen["cluster_name"])
     return endpoint_in(context, entry, cluster)
+
+
+def endpoint_at(context: click.Context, urls: Sequence[str]) -> Endpoint:
+    """The listeners at addresses that were given. Those of a cluster of a context, of the one in use first, get its
+    credentials, where none are given. Raises CommandFailed (usage)."""
+    try:
+        file = load(path_of_file())
+    except (BadConfig, ConfigError, LocalFault):  # the addresses stand for themselves
+        file = ContextFile({})
+    wanted = {_plain(each) for url in urls for each in url.split(",")}
+    for name in sorted(file.contexts, key=lambda name: name != file.current):
+        for entry in file.contexts[name].clusters.values():
+            if wanted <= {_plain(url) for url in (*entry.admin, *entry.http)}:
+                return Endpoint(tuple(urls), access_from(context, entry))
+    return Endpoint(tuple(urls), access_from(context))
+
+
+def _plain(url: str) -> str:
+    """An address in the form in which two are compared."""
+    return (url if "://" in url else f"http://{url}").strip().rstrip("/").lower()
 
 
 def endpoint_in(context: click.Context, entry: ContextEntry, cluster: str) -> Endpoint:

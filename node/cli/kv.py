@@ -24,7 +24,7 @@ from isthmus.node.cli.credentials import Endpoint, connection_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.node_listener import first_reachable
 from isthmus.node.cli.object_client import HTTP, ClusterClient
-from isthmus.node.cli.output import cell, echo_json, moment, objects_in, output_option, printable
+from isthmus.node.cli.output import cell, echo_json, moment, objects_in, output_option, printable, value_as_json
 from isthmus.node.cli.parameters import Count, split_bucket, with_options
 from isthmus.node.http.answer_limits import PAGE_NAMES_MAX
 from isthmus.repl.model.errors import BadInput
@@ -166,7 +166,7 @@ def get(
     if output == "json":
         shown = None if clock is None else b64encode(clock).decode()
         names = {"type": bucket_type, "bucket": _text(bucket, percent), "key": _text(kv_key, percent)}
-        echo_json({**names, "found": status != 404, "clock": shown, "siblings": [_json(s) for s in siblings]})
+        echo_json({**names, "found": status != 404, "clock": shown, "siblings": [value_as_json(s) for s in siblings]})
         return Exit.OK if len(siblings) == 1 and not siblings[0]["deleted"] else Exit.DIFFERS
     if len(siblings) > 1 and status != 404:
         click.echo(f"isthmus: {len(siblings)} siblings; --vtag VTAG shows one:", err=True)
@@ -368,16 +368,6 @@ def _sibling(row: Any) -> dict[str, Any]:
         "links": [[_shown(part) for part in link] for link in links],
         "indexes": [[_shown(name), _shown(text)] for name, text in indexes],
     }
-
-
-def _json(sibling: dict[str, Any]) -> dict[str, Any]:
-    """A sibling as JSON: its value as text when it is that, and always in base64."""
-    value: bytes = sibling["value"]
-    try:
-        text: str | None = value.decode()
-    except UnicodeDecodeError:
-        text = None
-    return {**sibling, "value": text, "value_base64": b64encode(value).decode()}
 
 
 def _shown(raw: bytes) -> str:

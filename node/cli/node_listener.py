@@ -32,6 +32,19 @@ TLS_WANTED: Final = "tls"
 UNAUTHORIZED: Final = 401
 TOKEN_HINT: Final = "; --token-file FILE or ISTHMUS_TOKEN gives one"  # noqa: S105 - a sentence
 
+TLS_REMEDIES: Final[Mapping[str, str]] = {
+    "unknown-authority": "--ca FILE or ISTHMUS_CA names the authority of the nodes' certificates",
+    "expired": "put a new certificate in the place of that file: nodes read it without a restart",
+    "not-yet-valid": "set the clocks of both machines",
+    "wrong-name": "use a name or an address for which its certificate is made",
+    "no-certificate": "--cert FILE and --key FILE, or ISTHMUS_CERT and ISTHMUS_KEY, show one",
+    "refused": "--cert FILE and --key FILE, or ISTHMUS_CERT and ISTHMUS_KEY, show another one",
+    "plaintext": "this listener has no TLS",
+    "old-version": "update the older of both ends",
+    "no-cipher": "update the older of both ends",
+}
+"""Code of a TLS failure (`repl.security.tls`) -> what helps; for others, another node."""
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -120,7 +133,7 @@ class NodeListener:
         except OSError as error:  # everything that requests raises is one
             # a TLS handshake waits `connect_s` too, and its time-out looks like that of an answer but for the time
             ran_out_s = connect_s if time.monotonic() - began_s < wait_s else wait_s
-            sentence = self._sentence(f"does not answer: {cause(error, ran_out_s)}")
+            sentence = self._sentence(f"does not answer: {cause(error, ran_out_s)}", self._remedy(error))
             failure = NoAnswer(Exit.UNAVAILABLE, "unavailable", sentence)
             failure.reached = not was_refused(error)
             raise failure from error
@@ -138,8 +151,22 @@ class NodeListener:
         """The failure of a listener that does not answer as it should."""
         return CommandFailed(Exit.UNAVAILABLE, "unavailable", self._sentence(what))
 
-    def _sentence(self, what: str) -> str:
-        return f"{self.url} {what} ({self._kind.option} URL or {self._kind.variable} names another node)"
+    def _sentence(self, what: str, remedy: str | None = None) -> str:
+        return f"{self.url} {what} ({self._other_node() if remedy is None else remedy})"
+
+    def _other_node(self) -> str:
+        return f"{self._kind.option} URL or {self._kind.variable} names another node"
+
+    def _remedy(self, error: BaseException) -> str:
+        """What helps against the cause at the root of a chain of exceptions."""
+        seen: BaseException | None = error
+        while seen is not None:
+            if isinstance(seen, ssl.SSLError):
+                return TLS_REMEDIES.get(tls_failure(seen).code, self._other_node())
+            if isinstance(seen, TimeoutError):
+                return "it is busy, frozen or cut off; " + self._other_node()
+            seen = seen.__cause__ or seen.__context__
+        return self._other_node()
 
     @staticmethod
     def refused(status: int, reason: str, sentence: str) -> CommandFailed:

@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import textwrap
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -421,3 +422,13 @@ def attribution(change: Row) -> str:
     """A change's author, time and reason."""
     reason = f": {change['reason']}" if change.get("reason") else ""
     return f"by {change.get('by')}, {moment(change.get('at_ms'))}{reason}"
+
+
+def value_as_json(sibling: dict[str, Any]) -> dict[str, Any]:
+    """A sibling as JSON: its value as text when it is that, and always in base64."""
+    value: bytes = sibling["value"]
+    try:
+        text: str | None = value.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {**sibling, "value": text, "value_base64": b64encode(value).decode()}

@@ -101,6 +101,26 @@ class Size(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class RateLimit(click.ParamType[int]):
+    """A limit a second, of a `number` type, or "none", which is 0: no limit. 0 itself is refused, since it can be meant
+    as a stop; `stop` is the command that stops."""
+
+    name = "rate"
+
+    def __init__(self, number: click.ParamType[int], stop: str) -> None:
+        self._number = number
+        self._stop = stop
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number. Fails as click does."""
+        if value == "none":
+            return 0
+        found = int(self._number.convert(value, param, ctx))
+        if not found:
+            self.fail(f'0 is no limit, not a stop: "none" or --off lifts the limit, `{self._stop}` stops', param, ctx)
+        return found
+
+
 class PartitionName(NamedTuple):
     """A partition as it was written: its number, or its bucket type and its index there."""
 

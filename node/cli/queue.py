@@ -32,6 +32,7 @@ from isthmus.node.cli.parameters import (
     ONE_NODE,
     Count,
     Duration,
+    RateLimit,
     Size,
     add_old_name,
     of_node,
@@ -612,10 +613,23 @@ def delist(name: str, act: AdminCommand) -> None:
     _change(act, name, "delist", "delisted", {})
 
 
+STOP: Final = "isthmus queue suspend NAME"
+"""What stops a queue."""
+
+
+def _limits(configured: Row) -> str:
+    """The limits in force, both of them."""
+    size, objects = configured.get("bytes_per_second"), configured.get("objects_per_second")
+    if not (size or objects):
+        return "no limit"
+    of_bytes = f"{size} bytes/s" if size else "no limit of bytes"
+    return f"{of_bytes}, {f'{objects} objects/s' if objects else 'no limit of objects'}"
+
+
 @queue_group.command("throttle")
 @NAME
-@click.option("--bytes", "size", type=Size(), help='Payload bytes a second, such as "10MB"; 0: no limit.')
-@click.option("--objects", type=Count(0), help="Changes a second; 0: no limit.")
+@click.option("--bytes", "size", type=RateLimit(Size(), STOP), help='Payload bytes a second: "10MB"; none: no limit.')
+@click.option("--objects", type=RateLimit(Count(0), STOP), help="Changes a second; none: no limit.")
 @click.option("--off", is_flag=True, help="Neither limit.")
 @click.option("--default", is_flag=True, help="Use the limits of the config file again.")
 @admin_act(reason=True)
@@ -626,8 +640,11 @@ def throttle(name: str, size: int | None, objects: int | None, off: bool, defaul
         raise click.UsageError("give --bytes, --objects, or both; or --off; or --default")
     bytes_per_second = 0 if off else size
     limits = {"bytes_per_second": bytes_per_second, "objects_per_second": 0 if off else objects, "default": default}
-    done = "as configured" if default else "no limit" if off else "limits set"
-    _change(act, name, "throttle", done, limits, asks=False)
+    answer = act.post(_path(name, "throttle"), **limits)
+    rows = (row for row in objects_in(answer, "queues") if row.get("name") == name)
+    now = object_in(object_in(next(rows, {}), "throttle"), "configured")
+    act.echo(answer, f"queue {name}: {'as configured' if default else 'set'}, on each node: {_limits(now)}")
+    _echo_notes(answer)
 
 
 @queue_group.command("push", short_help="Send the objects of these keys once more.")

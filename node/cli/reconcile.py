@@ -15,8 +15,9 @@ import click
 
 from isthmus.aae.run_directory import SEED, SPARK_LOG, RunDirectory, known_runs
 from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.credentials import credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable
+from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable, value_as_json
 from isthmus.node.cli.parameters import BY, Count, Duration, Number, RenamedOption, time_of
 from isthmus.node.cli.reconcile_jobs import export, import_, java_home, stats, trees
 from isthmus.node.cli.reconcile_options import (
@@ -25,11 +26,14 @@ from isthmus.node.cli.reconcile_options import (
     KNOWN_RUNS_DIRECTORY,
     MASTER,
     MAX_TIME,
+    NICE,
     RUN_ID,
     RUNS_DIRECTORY,
     VERBOSE,
     absolute,
     duration_s,
+    files_of,
+    interrupted_by_sigterm,
     new_run_id,
     print_progress,
     refuse_token_variable,
@@ -37,7 +41,7 @@ from isthmus.node.cli.reconcile_options import (
 )
 from isthmus.node.cli.reconcile_seed import SEED_COLUMNS, seed, seed_row, show_seed
 from isthmus.queues.window_rules import FOLD
-from isthmus.repl.model.errors import BadInput, LocalFault
+from isthmus.repl.model.errors import BadInput, LocalFault, PeerFault
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -52,8 +56,10 @@ SIDES: Final = {"source": "left", "sink": "right"}
 
 
 @click.group("reconcile")
-def reconcile_group() -> None:
+@click.pass_context
+def reconcile_group(context: click.Context) -> None:
     """Compare two clusters key by key on Spark, and repair what differs."""
+    context.with_resource(interrupted_by_sigterm())
 
 
 for _command in (seed, stats, export, import_, trees, java_home):
@@ -155,30 +161,31 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
 @RUNS_DIRECTORY
 @RUN_ID
 @MASTER
+@NICE
 @VERBOSE
 @FORMAT
-def run(left: str, right: str, run_id: str | None, master: str, verbose: bool, format_: str, **given: Any) -> None:
+def run(
+    left: str, right: str, run_id: str | None, master: str, nice: int, verbose: bool, format_: str, **given: Any
+) -> None:
     """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: a run with the same --run-id goes on. The
     verdict is the exit code."""
     refuse_token_variable(given["token_file"])
     from isthmus.aae.reconcile.job import ReconcileOptions, check, check_apart
     from isthmus.aae.reconcile.job import run as run_it
-    from isthmus.aae.reconcile.spark_session import LazySession, session
+    from isthmus.aae.reconcile.spark_progress import SparkProgress
+    from isthmus.aae.reconcile.spark_session import LazySession, announced
 
     options = ReconcileOptions(run_id=run_id or new_run_id(), **given)
     check(left, right, options)
     check_apart(left, right, options)
 
-    def start() -> Any:
-        print_progress("starting Spark")
-        log = None if verbose else RunDirectory(options.output, options.run_id).path / SPARK_LOG
-        return session(f"isthmus reconcile {options.run_id}", master, stand_back=True, log=log)
-
-    spark = LazySession(start)
-    try:
-        summary = run_it(spark, left, right, options, print_progress)
-    finally:
-        spark.stop()
+    log = None if verbose else RunDirectory(options.output, options.run_id).path / SPARK_LOG
+    with SparkProgress(print_progress) as progress:
+        spark = LazySession(lambda: announced(progress, f"isthmus reconcile {options.run_id}", master, log, nice))
+        try:
+            summary = run_it(spark, left, right, options, progress.report)
+        finally:
+            spark.stop()
     if format_ == "json":
         echo_json(summary)
     else:
@@ -191,17 +198,40 @@ def run(left: str, right: str, run_id: str | None, master: str, verbose: bool, f
 @click.argument("run_id", required=False)
 @KNOWN_RUNS_DIRECTORY
 @click.option("--keys", type=Count(0, KEYS_MAX), default=0, help="Name so many keys that differ (RUN_ID).")
+@click.option(
+    "--values", type=Count(0), default=0, help="Read so many keys that differ in both clusters, side by side."
+)
+@click.option(
+    "--right-token-file", default="", callback=absolute, help="A token of the right cluster, if it has others."
+)
+@credential_options
 @click.option("--skip", type=Count(0), default=0, help="Leave out the first so many of them: the next page.")
 @click.option("--verdict", type=click.Choice(VERDICTS_SHOWN), help="Only keys with this verdict.")
 @FORMAT
-def show(run_id: str | None, output: str, keys: int, skip: int, verdict: str | None, format_: str) -> None:
+@click.pass_context
+def show(
+    context: click.Context,
+    /,
+    run_id: str | None,
+    output: str,
+    keys: int,
+    values: int,
+    right_token_file: str,
+    skip: int,
+    verdict: str | None,
+    format_: str,
+) -> None:
     """The runs and seeds of a directory. With RUN_ID: a run's totals, findings by verdict and bucket, and repairs, or a
-    seed's progress and the positions of its queue. Reads files alone: no Java, no cluster."""
-    if (skip or verdict) and not keys:
-        raise CommandFailed(Exit.USAGE, "usage", "--skip and --verdict are for the keys that --keys names")
+    seed's progress and the positions of its queue. Reads files alone, no Java and no cluster, but for --values: that
+    reads the keys as they are now, at the URLs of the run, with a token of the role read."""
+    if keys and values:
+        raise CommandFailed(Exit.USAGE, "usage", "--keys names keys and --values reads them: give one of the two")
+    if (skip or verdict) and not (keys or values):
+        raise CommandFailed(Exit.USAGE, "usage", "--skip and --verdict are for the keys that --keys or --values names")
     if run_id is None:
-        if keys:
-            raise CommandFailed(Exit.USAGE, "usage", "--keys lists the findings of one run: give its RUN_ID")
+        if keys or values:
+            option = "--keys lists" if keys else "--values reads"
+            raise CommandFailed(Exit.USAGE, "usage", f"{option} the findings of one run: give its RUN_ID")
         rows = [_shown(_listed, one, "run", RUN_COLUMNS) for one in known_runs(output)]
         seeds = [_shown(seed_row, one, "seed", SEED_COLUMNS) for one in known_runs(output, SEED)]
         if format_ == "json":
@@ -216,16 +246,32 @@ def show(run_id: str | None, output: str, keys: int, skip: int, verdict: str | N
             echo_table(SEED_COLUMNS, ([row[column] for column in SEED_COLUMNS] for row in seeds))
         return
     from isthmus.aae.reconcile.findings import counted, named
+    from isthmus.aae.reconcile.key_values import VALUES_MAX
     from isthmus.aae.reconcile.repair import repairs_of
+
+    if values > VALUES_MAX:
+        raise CommandFailed(
+            Exit.USAGE, "usage", f"--values reads at most {VALUES_MAX} keys at once; --skip {VALUES_MAX} reads the next"
+        )
 
     as_seed = RunDirectory(output, run_id, SEED)
     if as_seed.read("plan.json") is not None and RunDirectory(output, run_id).read("run.json") is None:
         show_seed(as_seed, format_)
         return
     directory = _known(output, run_id)
+    verdicts = (verdict,) if verdict else VERDICTS_SHOWN
+    if values:
+        pairs = named(directory.path / "findings", values, verdicts, skip)
+        for row, *sides in zip(pairs, *_sides_now(directory, pairs, files_of(context), right_token_file), strict=True):
+            row |= dict(zip(("left", "right"), sides, strict=True))
+        if format_ == "json":
+            echo_json({"run": run_id, "values": [_as_json(row) for row in pairs]})
+        else:
+            _echo_values(pairs, skip)
+        return
     summary = directory.read("summary.json")
     found = counted(directory.path / "findings")
-    rows = named(directory.path / "findings", keys, (verdict,) if verdict else VERDICTS_SHOWN, skip)
+    rows = named(directory.path / "findings", keys, verdicts, skip)
     repairs = repairs_of(directory)
     if format_ == "json":
         shown = {"keys": rows} if keys else {}
@@ -264,6 +310,75 @@ def _side(row: dict[str, Any], name: str) -> Any:
     return f"{value} ({SIDES[value]})" if name == "side" and value in SIDES else value
 
 
+def _sides_now(
+    directory: RunDirectory, rows: Sequence[dict[str, Any]], credentials: Any, right_token_file: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the clusters of a run have now of the keys of some findings, left and right. Raises BadInput."""
+    from isthmus.aae.reconcile.key_values import values_of
+    from isthmus.aae.reconcile.options import parse_options
+
+    urls = directory.read("urls.json")
+    if urls is None:
+        raise BadInput(f"run {directory.run_id} has no URLs of its clusters: it is of an earlier version, run it again")
+    names = [(row["bucket_type"], bytes.fromhex(row["bucket_hex"]), bytes.fromhex(row["key_hex"])) for row in rows]
+    with directory.decoding("urls.json"):
+        left, right = (parse_options({"urls": str(urls[side])}).urls for side in ("left", "right"))
+    theirs = credentials._replace(token_file=right_token_file or credentials.token_file)
+    return list(values_of(left, credentials, names)), list(values_of(right, theirs, names))
+
+
+def _as_json(row: dict[str, Any]) -> dict[str, Any]:
+    """A finding with both sides; values as text where they are that, and in base64."""
+    sides = {}
+    for side in ("left", "right"):
+        siblings = row[side]["siblings"]
+        sides[side] = row[side] | {"siblings": siblings and [value_as_json(one) for one in siblings]}
+    return row | sides
+
+
+VALUE_COLUMNS: Final = 200
+"""Characters of a value that a terminal shows; -o json has more."""
+
+
+def _echo_values(rows: Sequence[dict[str, Any]], skip: int) -> None:
+    """Print keys with both sides beside each other; what differs is marked."""
+    if not rows:
+        click.echo(f"no keys behind the first {skip}" if skip else "no keys differ")
+    for number, row in enumerate(rows):
+        if number:
+            click.echo()
+        what = ", ".join(str(_side(row, name)) for name in ("verdict", "difference", "side") if row[name] is not None)
+        click.echo(printable(f"{row['bucket_type']}/{row['bucket']}/{row['key']}: {what}"))
+        several = any(len(row[side]["siblings"] or ()) > 1 for side in ("left", "right"))
+        left, right = (_facts_of(row[side], several) for side in ("left", "right"))
+        names = [*left, *(name for name in right if name not in left)]
+        lines = [(name, left.get(name, "-"), right.get(name, "-")) for name in names]
+        echo_table(("", "left", "right"), ((f"{'=' if a == b else '≠'} {name}", a, b) for name, a, b in lines))
+
+
+def _facts_of(side: dict[str, Any], several: bool) -> dict[str, str]:
+    """What is printed of a key in one cluster; two texts are equal only where what they stand for is."""
+    if side["state"] == "unknown":
+        return {"state": f"unknown: {side['reason']}"}
+    clock = (f"{one['actor'][:8]}..{one['actor'][-4:]} {one['epoch']}.{one['offset']}" for one in side["clock"])
+    facts = {"state": side["state"], "clock": ", ".join(clock) or "-", "siblings": str(len(side["siblings"]))}
+    for number, one in enumerate(side["siblings"], 1):
+        place = f" {number}" if several else ""
+        at_ms = one["last_modified_ms"]
+        facts[f"last modified{place}"] = f"{moment(at_ms).removesuffix('Z')}.{at_ms % 1000:03}Z"
+        facts[f"value{place}"] = "deleted" if one["deleted"] else _value_text(one)
+    return facts
+
+
+def _value_text(sibling: dict[str, Any]) -> str:
+    """The beginning of a value, its length and its type; of one that is cut its hash, too."""
+    text = sibling["value"].decode(errors="backslashreplace")
+    about = f"{sibling['bytes']} bytes, {sibling['content_type']}"
+    if len(text) <= VALUE_COLUMNS and len(sibling["value"]) == sibling["bytes"]:
+        return f"{text} ({about})"
+    return f"{text[:VALUE_COLUMNS]}... ({about}, xxh64 {sibling['xxh64']})"
+
+
 class AdminQueue:
     """A queue behind a node's admin listener (`aae.reconcile.repair.Queue`): references at fold priority."""
 
@@ -273,8 +388,9 @@ class AdminQueue:
         self._path = f"/admin/queues/{quote(name, safe='')}/push"
         self._by = by
 
-    def check(self, sender: str, receiver: str) -> int:
-        """See Queue."""
+    def row(self, sender: str) -> dict[str, Any]:
+        """The queue's row of the listing. Raises BadInput for a node of another cluster than `sender`, and for a queue
+        that it does not have."""
         cluster = self._admin.get("/admin/cluster")
         if cluster.get("cluster_uuid") != sender:
             raise BadInput(
@@ -282,19 +398,36 @@ class AdminQueue:
                 f" plan is sent by cluster {sender}: name a node of that one with --admin"
             )
         queues = self._admin.get("/admin/queues").get("queues", [])
-        found = next((one for one in queues if one.get("name") == self._name), None)
+        found: dict[str, Any] | None = next((one for one in queues if one.get("name") == self._name), None)
         if found is None:
             names = ", ".join(str(one.get("name")) for one in queues) or "none"
             raise BadInput(
                 f"cluster {cluster.get('cluster')} has no queue {self._name}; it has {names}: make a new plan"
             )
+        return found
+
+    def check(self, sender: str, receiver: str) -> int:
+        """See Queue. Prints why what is queued may have to wait."""
+        found = self.row(sender)
         owner = found.get("owner") or {}
-        if owner.get("uuid") not in (None, receiver):
+        if not owner:
+            raise BadInput(
+                f"no cluster fetches from queue {self._name}: {found.get('reason') or 'it has no owner'}. What the plan"
+                f" queues would wait there and repair nothing; let cluster {receiver} fetch from it (`isthmus sink"
+                " add-peer` there), then apply the plan"
+            )
+        if owner.get("uuid") != receiver:
             raise BadInput(
                 f"queue {self._name} belongs to cluster {owner.get('cluster')}, uuid {owner.get('uuid')}; what the plan"
                 f" repairs is lacking in cluster {receiver}: make a new plan for a queue that it fetches from"
             )
+        self.warn(found)
         return self._clock_ms(self._gaps())
+
+    def warn(self, found: dict[str, Any]) -> None:
+        """Print why the queue does not serve everything, if it does not."""
+        if found.get("reason"):
+            click.echo(printable(f"queue {self._name}: {found['reason']}"), err=True)
 
     def lost(self, since_ms: int) -> list[str]:
         """See Queue."""
@@ -378,6 +511,12 @@ def repair(
         if not queue:
             raise BadInput("name the queue that sends the objects: --queue NAME")
         direction = repairs.LEFT_TO_RIGHT if to == "right" else repairs.RIGHT_TO_LEFT
+        sender, _ = repairs.clusters_of(directory, direction)
+        sending = AdminQueue(admin, queue, by)
+        try:
+            sending.warn(sending.row(sender))
+        except (CommandFailed, PeerFault) as error:
+            click.echo(printable(f"queue {queue} was not looked at, `apply` does: {error}"), err=True)
         found = repairs.plan(directory, queue, direction, rate)
     else:
         found = _plan(repairs.repairs_of(directory), plan_id)

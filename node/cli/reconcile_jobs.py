@@ -15,7 +15,15 @@ from isthmus.node.cli.credentials import credential_options
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import echo_json, echo_table, output_option
 from isthmus.node.cli.parameters import Count, Duration, RenamedOption, with_options
-from isthmus.node.cli.reconcile_options import BUCKET_TYPE, MASTER, VERBOSE, duration_s, files_of, print_progress
+from isthmus.node.cli.reconcile_options import (
+    BUCKET_TYPE,
+    MASTER,
+    NICE,
+    VERBOSE,
+    duration_s,
+    files_of,
+    print_progress,
+)
 from isthmus.repl.model.errors import BadInput
 
 URLS = click.option("--url", "urls", required=True, metavar="URL[,URL...]", help="HTTP listeners of the cluster.")
@@ -63,15 +71,20 @@ def _paced(spark: Any, options: dict[str, str]) -> dict[str, str]:
 @SEGMENTS
 @transfer_options
 @MASTER
+@NICE
 @VERBOSE
 @output_option
-def stats(urls: str, bucket_type: str, master: str, verbose: bool, output: str, **given: Any) -> None:
+def stats(urls: str, bucket_type: str, master: str, nice: int, verbose: bool, output: str, **given: Any) -> None:
     """Objects, tombstones, damaged rows, bytes, siblings and ages of every bucket."""
     from isthmus.aae.reconcile import batch_jobs, spark_session
+    from isthmus.aae.reconcile.spark_progress import SparkProgress
 
     options = _options(given)
     batch_jobs.source_options(urls, bucket_type, "", options)
-    with spark_session.job("stats", master, verbose=verbose) as spark:
+    with (
+        SparkProgress(print_progress) as progress,
+        spark_session.job("stats", progress, master, verbose=verbose, nice=nice) as spark,
+    ):
         found = batch_jobs.stats(spark, urls, bucket_type, "", _paced(spark, options)).orderBy("bucket")
         rows = [row.asDict() for row in found.toLocalIterator()]
     for row in rows:
@@ -93,18 +106,25 @@ def stats(urls: str, bucket_type: str, master: str, verbose: bool, output: str, 
 @click.option("--consistency", type=click.Choice(["any", "committed"]), default="any", show_default=True)
 @transfer_options
 @MASTER
+@NICE
 @VERBOSE
 @output_option
-def export(path: str, urls: str, bucket_type: str, master: str, verbose: bool, output: str, **given: Any) -> None:
+def export(
+    path: str, urls: str, bucket_type: str, master: str, nice: int, verbose: bool, output: str, **given: Any
+) -> None:
     """Write all objects, with their clocks, as Parquet into the directory PATH. An interrupted export goes on where it
     ended when it is called again."""
     from isthmus.aae.reconcile import batch_jobs, spark_session
     from isthmus.aae.reconcile import export as exporting
+    from isthmus.aae.reconcile.spark_progress import SparkProgress
 
     options = _options(given)
     exporting.known_part(path, batch_jobs.source_options(urls, bucket_type, "", options))
-    with spark_session.job("export", master, verbose=verbose) as spark:
-        count = exporting.export_objects(spark, urls, bucket_type, "", path, _paced(spark, options), print_progress)
+    with (
+        SparkProgress(print_progress) as progress,
+        spark_session.job("export", progress, master, verbose=verbose, nice=nice) as spark,
+    ):
+        count = exporting.export_objects(spark, urls, bucket_type, "", path, _paced(spark, options), progress.report)
         _echo_count(count, "exported", output)
 
 
@@ -117,15 +137,25 @@ def export(path: str, urls: str, bucket_type: str, master: str, verbose: bool, o
 @click.option("--run-id", help="Record progress: a command with the same id resumes. Needs --dir.")
 @click.option("--dir", "run_dir", cls=RenamedOption, old=("--run-dir",), metavar="DIR", help="Where runs are kept.")
 @MASTER
+@NICE
 @VERBOSE
 @output_option
 def import_(
-    path: str, urls: str, run_id: str | None, run_dir: str | None, master: str, verbose: bool, output: str, **given: Any
+    path: str,
+    urls: str,
+    run_id: str | None,
+    run_dir: str | None,
+    master: str,
+    nice: int,
+    verbose: bool,
+    output: str,
+    **given: Any,
 ) -> None:
     """Push the export in PATH into a cluster, with its clocks; may be repeated. Prints rejected keys."""
     from isthmus.aae.reconcile import export as exporting
     from isthmus.aae.reconcile import spark_session
     from isthmus.aae.reconcile.options import parse_options
+    from isthmus.aae.reconcile.spark_progress import SparkProgress
 
     if (run_id is None) != (run_dir is None):
         raise click.UsageError("--run-id and --dir belong together")
@@ -133,8 +163,11 @@ def import_(
     parse_options({"urls": urls, **options})
     directory = None if run_id is None or run_dir is None else exporting.import_directory(run_dir, run_id)
     exporting.check_whole(path)
-    with spark_session.job("import", master, verbose=verbose) as spark:
-        count = exporting.import_objects(spark, path, urls, _paced(spark, options), directory, print_progress)
+    with (
+        SparkProgress(print_progress) as progress,
+        spark_session.job("import", progress, master, verbose=verbose, nice=nice) as spark,
+    ):
+        count = exporting.import_objects(spark, path, urls, _paced(spark, options), directory, progress.report)
         _echo_count(count, "imported", output)
 
 
@@ -145,21 +178,26 @@ def import_(
 @transfer_options
 @click.option("--export", "exported", metavar="PATH", help="Build them from an export instead of the key rows.")
 @MASTER
+@NICE
 @VERBOSE
 @output_option
 def trees(
-    urls: str, bucket_type: str, exported: str | None, master: str, verbose: bool, output: str, **given: Any
+    urls: str, bucket_type: str, exported: str | None, master: str, nice: int, verbose: bool, output: str, **given: Any
 ) -> None:
     """Build the trees of a cluster from its key rows, or from an export, and compare them with those of the nodes. Exit
     code 1 when a segment differs; during writes some do for a moment."""
     from isthmus.aae.reconcile import batch_jobs, spark_session
     from isthmus.aae.reconcile import export as exporting
+    from isthmus.aae.reconcile.spark_progress import SparkProgress
 
     options = _options(given)
     batch_jobs.source_options(urls, bucket_type, "", options)
     if exported is not None:
         exporting.check_whole(exported)
-    with spark_session.job("trees", master, verbose=verbose) as spark:
+    with (
+        SparkProgress(print_progress) as progress,
+        spark_session.job("trees", progress, master, verbose=verbose, nice=nice) as spark,
+    ):
         found = batch_jobs.trees(spark, urls, bucket_type, _paced(spark, options), exported or "")
     if output == "json":
         echo_json({"segments_differing": found})

@@ -6,7 +6,11 @@ Workers do not see the driver's environment, so a token in it is refused.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -14,7 +18,7 @@ from isthmus.aae.reconcile.client import Credentials
 from isthmus.node.cli.credentials import TOKEN_VARIABLE
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import CliContext, format_option, printable
-from isthmus.node.cli.parameters import Duration
+from isthmus.node.cli.parameters import Count, Duration
 from isthmus.repl.model.errors import BadInput
 
 FORMAT = format_option("-o", "--output", "format_")
@@ -45,12 +49,32 @@ KNOWN_RUNS_DIRECTORY = click.option(
 BUCKET_TYPE = click.option("--bucket-type", default="default", show_default=True)
 RUN_ID = click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
 VERBOSE = click.option("--verbose", is_flag=True, help="Spark's own messages on the terminal, not in a file.")
+NICE = click.option(
+    "--nice",
+    type=Count(0, 19),
+    default=10,
+    show_default=True,
+    help="Priority of Spark on this machine, as of nice(1); 0: that of other programs.",
+)
 MASTER = click.option("--master", default="", help="A Spark master; without it local[*].")
 
 
 def print_progress(line: str) -> None:
     """Print a line of a job's progress on standard error."""
     click.echo(printable(line), err=True)
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that Spark and temporary files do not outlive it."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def files_of(context: click.Context) -> Credentials:

@@ -21,6 +21,7 @@ from isthmus.node.cli.reconcile_options import (
     FORMAT,
     MASTER,
     MAX_TIME,
+    NICE,
     RUN_ID,
     RUNS_DIRECTORY,
     VERBOSE,
@@ -65,6 +66,7 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 @RUNS_DIRECTORY
 @RUN_ID
 @MASTER
+@NICE
 @VERBOSE
 @click.option("--dry-run", is_flag=True, help="Show the plan alone.")
 @BY
@@ -78,6 +80,7 @@ def seed(
     target: str,
     run_id: str | None,
     master: str,
+    nice: int,
     verbose: bool,
     no_verify: bool,
     dry_run: bool,
@@ -98,12 +101,16 @@ def seed(
         return
     from isthmus.aae.reconcile import seed as seeding
     from isthmus.aae.reconcile import spark_session
+    from isthmus.aae.reconcile.spark_progress import SparkProgress
 
     seeding.open_seed(source, target, options, queue)  # reports faults before Spark starts
     log = RunDirectory(options.output, options.run_id, SEED).path / SPARK_LOG
-    with spark_session.job(f"seed {options.run_id}", master, log, verbose=verbose) as spark:
+    with (
+        SparkProgress(print_progress) as progress,
+        spark_session.job(f"seed {options.run_id}", progress, master, log, verbose=verbose, nice=nice) as spark,
+    ):
         try:
-            summary = seeding.seed(spark, source, target, options, queue, print_progress)
+            summary = seeding.seed(spark, source, target, options, queue, progress.report)
         except KeyboardInterrupt:
             click.echo(f"broken off: --run-id {options.run_id} goes on", err=True)
             raise

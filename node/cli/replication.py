@@ -14,7 +14,7 @@ import click
 from isthmus.config.text import quantity
 from isthmus.config.validation import check_peer_url
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
-from isthmus.node.cli.credentials import access_from
+from isthmus.node.cli.credentials import endpoint_at
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.node_listener import with_scheme
 from isthmus.node.cli.output import (
@@ -149,7 +149,10 @@ def explain_command(
     for url in other:
         with checking("--other"):
             checked = check_peer_url(with_scheme(url))
-        side = other_side(checked, key, ours, access_from(context), known=answer.get("known") is not False)
+        if any(checked in (side.get("urls") or (side["url"],)) for side in answer.get("other_sides") or ()):
+            continue  # a node has asked that cluster, with the credentials of its full-sync
+        access = endpoint_at(context, (checked,)).access
+        side = other_side(checked, key, ours, access, known=answer.get("known") is not False)
         answer = with_other_sides(answer, [*answer.get("other_sides", ()), {"fullsync": None, **side}])
     if query.json:
         echo_json(answer)

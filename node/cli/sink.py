@@ -31,7 +31,7 @@ from isthmus.node.cli.output import (
     printable,
     value_or_nothing,
 )
-from isthmus.node.cli.parameters import ONE_NODE, Count, Size, of_node
+from isthmus.node.cli.parameters import ONE_NODE, Count, RateLimit, Size, of_node
 from isthmus.node.http.answer_limits import RETRY_WAIT_S
 from isthmus.repl.model.errors import BadInput
 
@@ -456,9 +456,13 @@ def set_workers(count: int | None, per_peer: int | None, queue: str | None, forg
     act.echo(answer, f"sink{_on_nodes(act)}: {'as configured' if forget else 'set'}; {answer.get('node')}: {numbers}")
 
 
+STOP: Final = "isthmus sink suspend"
+"""What stops the sink."""
+
+
 @sink_group.command("throttle", short_help="Limit what each node fetches a second.")
-@click.option("--bytes", "size", type=Size(), help='Bytes a second, such as "5MB"; 0: no limit.')
-@click.option("--objects", type=Count(0), help="Changes a second; 0: no limit.")
+@click.option("--bytes", "size", type=RateLimit(Size(), STOP), help='Bytes a second, such as "5MB"; none: no limit.')
+@click.option("--objects", type=RateLimit(Count(0), STOP), help="Changes a second; none: no limit.")
 @click.option("--off", is_flag=True, help="Neither limit.")
 @DEFAULT
 @admin_act(nodes=True, reason=True)

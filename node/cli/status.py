@@ -20,10 +20,9 @@ from isthmus.node.cli.contexts import CLUSTERS_MAX
 from isthmus.node.cli.credentials import (
     CHOICES,
     ConnectionOption,
-    Endpoint,
-    access_from,
     connection_options,
     context_in_use,
+    endpoint_at,
     endpoint_in,
     endpoint_of,
     is_typed,
@@ -159,8 +158,7 @@ def sources_of(
     found = context_in_use(context) if said or not admins else None
     title = "isthmus status" + (f", context {found[0]}" if found else "")
     if admins and not said:
-        access = access_from(context)
-        endpoints = [Endpoint(tuple(each.split(",")), access) for each in admins]
+        endpoints = [endpoint_at(context, each.split(",")) for each in admins]
     elif found is None or "cluster_name" in options.credentials:
         endpoints = [endpoint_of(context, ADMIN.option, "", ADMIN.default, typed=False)]
     else:

@@ -147,6 +147,8 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
         return frozenset({TokenRole.OPERATE, TokenRole.REPLICATE} if pushes else {TokenRole.REPLICATE})
     if path == NODES:
         return ANYBODY
+    if method == "HEAD" and len(parts) >= 3 and parts[-2] == b"keys":
+        return READERS | {TokenRole.REPLICATE}  # its clock, as /trees/clocks has it: `isthmus explain` asks so
     if method in ("GET", "HEAD") or path in READING_POSTS:
         return READERS
     count = len(parts)

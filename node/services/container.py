@@ -400,7 +400,9 @@ class NodeServices:
         runs = RunReader(self.settings.reconcile.runs_dir, self.time)
         self.query.serve(RUNS, RunsResponder(runs))
         self.query.serve(RUN, RunResponder(runs))
-        self.query.serve(QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status))
+        self.query.serve(
+            QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status, self.replicas.history)
+        )
 
     def _build_fullsync(self, metastore: Metastore) -> FullSync:
         settings = self.settings

@@ -70,6 +70,7 @@ class Code(StrEnum):
 
     CERTIFICATE = "certificate"
     CREDENTIALS = "credentials"
+    DEFECT = "defect"
     BUCKET_TYPE_LACKING = "bucket-type-lacking"
     CLUSTER = "cluster"
     DEAD_LETTERS = "dead-letters"
@@ -92,6 +93,7 @@ class Code(StrEnum):
 REMEDIES: Final[Mapping[Code, str]] = {
     Code.CERTIFICATE: "put a new certificate in the place of the file: nodes read it without a restart",
     Code.CREDENTIALS: "see the file that the sentence names: nodes read it again without a restart",
+    Code.DEFECT: "report it with the node's log: isthmus support-bundle",
     Code.BUCKET_TYPE_LACKING: "make the bucket type where it is lacking: isthmus bucket-type create NAME",
     Code.CLUSTER: "see what the cluster does: isthmus cluster status",
     Code.DEAD_LETTERS: "read why, then retry or drop them: isthmus sink dead-letters list",
@@ -590,7 +592,7 @@ def free_share(disk: Row) -> float | None:
 
 
 def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
-    """Disks that are nearly full, and certificates that need an operator."""
+    """Disks that are nearly full, certificates that need an operator, and defects of the program."""
     cluster, health = answers["cluster"], answers.get("health", {})
     silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
     failing = _nodes_with_failing_links(answers)  # `sink_facts` names them
@@ -606,6 +608,8 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             continue
         for each in one.get("problems") or ():
             yield Fact(ProbeState.WARNING, str(each), Code.CREDENTIALS, subject)
+        for each in one.get("defects") or ():
+            yield Fact(ProbeState.WARNING, f"{subject}: {each}", Code.DEFECT, subject)
         share = free_share(one)
         if share is not None and share < DISK_FREE_WARNING:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING

@@ -72,6 +72,12 @@ class NodeReplicas(LocalReplicas, StreamReplicas):
         found = self._runtime.partitions.get(partition)
         return found is not None and await self._runtime.drop_change(found, offset, seen)
 
+    def history(self, partition: int) -> tuple[int, int] | None:
+        """(lineage, incarnation) of a partition's record, as its replica here has it; None without one."""
+        found = self._runtime.partitions.get(partition)
+        record = None if found is None else found.replica.record
+        return None if record is None else (record.lineage, record.incarnation)
+
     def stream_replica(self, partition: int) -> LocalReplica | None:
         """See StreamReplicas."""
         found = self._runtime.partitions.get(partition)
@@ -99,7 +105,10 @@ class NodeReplicas(LocalReplicas, StreamReplicas):
 
 
 def _range(found: Partition) -> LedPartition:
-    return LedPartition(found.id, found.index, found.partition_count)
+    record = found.replica.record
+    if record is None:
+        return LedPartition(found.id, found.index, found.partition_count)
+    return LedPartition(found.id, found.index, found.partition_count, record.epoch, record.lineage, record.incarnation)
 
 
 class NodeLayout(ClusterLayout):

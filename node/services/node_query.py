@@ -13,6 +13,7 @@ from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
 from isthmus.node.services.history import History
 from isthmus.node.services.history_series import ALL_TYPES
+from isthmus.repl.unforeseen import unforeseen
 
 METHOD: Final = "node-health"
 
@@ -29,6 +30,8 @@ class NodeHealth(msgspec.Struct, frozen=True):
     """Setting that names a file of certificates -> when the first of them expires, in ms since 1970."""
     problems: list[str]
     """Credentials that need an operator soon, a sentence each."""
+    defects: list[str] = []
+    """Unforeseen exceptions of the last day, a sentence each. Nodes of the version before do not send it."""
 
 
 NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, NodeHealth))
@@ -51,6 +54,7 @@ class NodeHealthResponder:
             _whole(self._newest("disk.total_bytes")),
             self._credentials.expiries_ms(),
             self._credentials.problems(),
+            [each.sentence for each in unforeseen.recent()],
         )
 
 

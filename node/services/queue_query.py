@@ -5,7 +5,7 @@ All requests travel under one RPC method, as JSON objects whose "what" names the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -13,12 +13,15 @@ import msgspec
 from isthmus.node.services.cluster_query import ClusterQuery, JsonBody, Query
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_status import FullSyncStatus
-from isthmus.queues.admin import GapChoice, QueueActs
+from isthmus.queues.admin import GapChoice, GapProof, QueueActs
 from isthmus.queues.queue_documents import AppliedOffsets, AuditInfo
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import Key
 
 METHOD: Final = "queues"
+
+HistoryOf = Callable[[int], tuple[int, int] | None]
+"""Partition -> (lineage, incarnation) of its record, as the replica on this node has it; None: there is none."""
 
 UPTO_MAX_MS: Final = 1 << 62
 """The end of a time range that names none: later than any wall clock."""
@@ -73,8 +76,9 @@ class ExplainKey(msgspec.Struct, frozen=True, tag_field="what", tag="explain"):
 
 
 class CloseGaps(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="what", tag="close"):
-    """Close gaps of a queue that a full-sync has proven: those of `ids`, or those of a bucket type within a time
-    range."""
+    """Close gaps of a queue: those of `ids`, or those of a bucket type within a time range. A full-sync sends what it
+    has proven of them: `offsets` (partition, lineage, incarnation, offset below which all is proven) and the marks of
+    `losses`. One of an earlier version sends neither; its proof rests on clocks."""
 
     name: str
     by: str
@@ -84,15 +88,29 @@ class CloseGaps(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="what
     bucket_type: str | None = None
     from_ms: int | None = None
     upto_ms: int | None = None
+    offsets: list[tuple[int, int, int, int]] | None = None
+    losses: list[str] | None = None
 
-    def choice(self) -> GapChoice:
-        """The gaps to close."""
+    def choice(self, history_of: HistoryOf) -> GapChoice:
+        """The gaps to close. Proven offsets of another history of a partition are left out."""
+        proof = None
+        if self.offsets is not None or self.losses is not None or self._is_of_earlier_fullsync():
+            offsets = {
+                partition: offset
+                for partition, *history, offset in self.offsets or ()
+                if history_of(partition) == tuple(history)
+            }
+            proof = GapProof(offsets, frozenset(self.losses or ()))
         return GapChoice(
             None if self.ids is None else tuple(self.ids),
             None if self.bucket_type is None else self.bucket_type.encode(),
             self.from_ms or 0,
             self.upto_ms or UPTO_MAX_MS,
+            proof,
         )
+
+    def _is_of_earlier_fullsync(self) -> bool:
+        return self.by == "full-sync" and self.ids is not None and self.upto_ms is not None
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -127,8 +145,11 @@ CLOSE_GAPS: Final[Query[CloseGaps, int]] = Query(METHOD, JsonBody(METHOD, CloseG
 class QueueResponder:
     """Answers QUEUES from this node's queues, full-sync and key explainer."""
 
-    def __init__(self, acts: QueueActs, explainer: KeyExplainer, fullsync: FullSyncStatus) -> None:
+    def __init__(
+        self, acts: QueueActs, explainer: KeyExplainer, fullsync: FullSyncStatus, history_of: HistoryOf
+    ) -> None:
         self._acts = acts
+        self._history_of = history_of
         self._explainer = explainer
         self._fullsync = fullsync
 
@@ -139,7 +160,7 @@ class QueueResponder:
             case ListQueues():
                 return await acts.listing()
             case ListGaps():
-                return acts.gaps(request.name)
+                return [self._with_history(row) for row in acts.gaps(request.name)]
             case ReadLedger():
                 return await acts.ledger(request.name)
             case ReadLedgers():
@@ -153,7 +174,11 @@ class QueueResponder:
                 return await self._explainer.own(request.named_key())
             case CloseGaps():
                 audit = AuditInfo(request.by, request.at_ms, request.reason)
-                return await acts.close_gaps(request.name, request.choice(), audit)
+                return await acts.close_gaps(request.name, request.choice(self._history_of), audit)
+
+    def _with_history(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The gap of a partition with the history that its offsets belong to."""
+        return row if row["partition"] is None else {**row, "history": self._history_of(row["partition"])}
 
 
 async def applied_offsets(query: ClusterQuery, nodes: Iterable[str]) -> AppliedOffsets:

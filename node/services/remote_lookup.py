@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from isthmus.repl.http.client import OPEN, PeerCredentials, cause_of, session
+from isthmus.repl.http.client import OPEN, PeerCredentials, cause_of, exact_head, session
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import Clock, decode_clock, descends
@@ -31,6 +31,11 @@ NOT_FOUND: Final = "not-found"
 """The reason code in a node's 404 for an absent key. Any other 404 gives no information about the key: no such bucket
 type, no client listener, not Isthmus."""
 
+
+LACKS_ROLE: Final = (
+    "it asks for a token with the role read or replicate (token_file of that [[fullsync]]; for --other the command's "
+    "own; a node of an earlier version asks for read)"
+)
 
 NOT_HERE: Final = "write it, or look at the other cluster: a full-sync finds keys that are missing here"
 NOTHING: Final = "nothing in real time"
@@ -95,17 +100,19 @@ def other_side(
     does not have the key, or (`known` False) its state here is unknown. A tombstone there is equal to no object here.
     Never raises for a fault of the other side.
     """
-    place = "/".join(quote(part, safe="") for part in (key.bucket_type, b"buckets", key.bucket, b"keys", key.key))
+    place = "/".join(_segment(part) for part in (key.bucket_type, b"buckets", key.bucket, b"keys", key.key))
     try:
         with (
             session(access=access) as asking,
-            asking.head(f"{url}/types/{place}", timeout=(TIMEOUT_S, TIMEOUT_S), allow_redirects=False) as answer,
+            exact_head(asking, f"{url}/types/{place}", TIMEOUT_S) as answer,
         ):
             status, said = answer.status_code, answer.headers.get("X-Riak-Vclock", "")
             why = answer.headers.get("X-Isthmus-Reason", "")
             deleted = status == 404 and answer.headers.get("X-Riak-Deleted", "") == "true"
     except OSError as error:
         return _shown(url, "unknown", None, f"it does not answer: {cause_of(error)}")
+    if status in (401, 403):
+        return _shown(url, "unknown", None, f"it answers {status}: {LACKS_ROLE}")
     if status not in FOUND:
         return _shown(url, "unknown", None, f"it answers {status}")
     if not said and (status, why) != (404, NOT_FOUND):
@@ -123,6 +130,11 @@ def other_side(
     if ours is None and deleted:  # as full-sync compares: a tombstone and no object are no difference
         return _shown(url, "equal", raw.hex(), "it has a tombstone, this side has nothing: deleted on both sides")
     return _shown(url, compared(ours, theirs), raw.hex(), "")
+
+
+def _segment(name: bytes) -> str:
+    """A name as a part of a path; "." and ".." encoded, too, since they are steps to other paths."""
+    return quote(name, safe="") if name not in (b".", b"..") else "%2E" * len(name)
 
 
 def compared(ours: Clock | None, theirs: Clock) -> str:

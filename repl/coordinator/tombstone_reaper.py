@@ -465,7 +465,7 @@ class Reaper:
                 try:
                     written = await (self._recall_at(node, part) if node else self._recall_here(part))
                 except IsthmusError as error:
-                    log.info("reap.not_recalled", node=node, count=len(part), reason=error.reason, error=str(error))
+                    log.info("reap.not_recalled", peer=node, count=len(part), reason=error.reason, error=str(error))
                 else:
                     done.update(key for key, yes in zip(part, written, strict=True) if yes)
         return done

@@ -531,6 +531,16 @@ class WriteBatch:
         self.entries.append(entry)
         self.new_rows[entry.bucket, entry.key] = entry
 
+    def take_back(self, first: int) -> None:
+        """Remove the entries at `first` and above: the work on their item failed."""
+        if self.next_offset == first:
+            return
+        self.next_offset = first
+        self.entries[:] = [entry for entry in self.entries if entry.offset < first]
+        self.new_rows.clear()  # in place, as `entries`: the fast path has them in hand
+        self.new_rows.update({(entry.bucket, entry.key): entry for entry in self.entries})
+        self.new_requests = {name: at for name, at in self.new_requests.items() if at < first}
+
     def too_long(self, wire: bytes) -> TooLarge:
         """The refusal of an entry that other nodes or clusters would not take."""
         return TooLarge(

@@ -73,6 +73,14 @@ def session(connections: int = 1, access: PeerCredentials = OPEN) -> requests.Se
     return made
 
 
+def exact_head(asking: requests.Session, url: str, timeout_s: float) -> requests.Response:
+    """The answer to a HEAD at exactly this URL: a path segment such as `%2E%2E` stays, which `requests` would take for
+    a step upwards. Redirects are not followed. Raises as `session` says."""
+    prepared = asking.prepare_request(requests.Request("HEAD", url))
+    prepared.url = url
+    return asking.send(prepared, timeout=(timeout_s, timeout_s), allow_redirects=False, verify=True)
+
+
 class _Bearer(requests.auth.AuthBase):
     """Sends the current token; none after a redirect."""
 

@@ -289,8 +289,9 @@ class LevelStore:
         return self._needs_replay
 
     def replay_finished(self) -> None:
-        """All partitions have passed the applied offset found at open (asserted): checkpoint, record the boot id."""
-        assert not self._progress.replaying()
+        """See the port."""
+        if self._progress.replaying():
+            return
         with self._checkpointing:
             self._refuse_after_failure()
             self.transfers.sweep()

@@ -232,7 +232,8 @@ class Store(Protocol):
         starts at the floors and nothing may be served before it has passed `applied`."""
 
     def replay_finished(self) -> None:
-        """Replay has passed every applied offset found at open: checkpoint, then note the boot id."""
+        """Replay has passed every applied offset found at open: checkpoint, then note the boot id. Does nothing while
+        some partition is below its own, such as one whose copy is not open yet."""
 
     def write(self, steps: Sequence[PartitionStep]) -> None:
         """Apply the steps in one LevelDB batch: `commit(prepare(steps))`. Raises LocalFault when the disk refuses."""

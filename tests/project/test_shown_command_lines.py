@@ -107,6 +107,13 @@ def check_value(parameter: click.Parameter, value: Any, context: click.Context, 
         if complete and parameter.required:
             raise click.MissingParameter(ctx=context, param=parameter)
         return
+    if isinstance(parameter, click.Argument) and isinstance(parameter.type, click.Choice):
+        # A word in capitals stands for one of the choices only if it is their name: PEER is none of `run`'s kinds.
+        names = {parameter.name or "", parameter.make_metavar(context)}
+        given = [each for each in given if each.lower() not in {name.strip("[]").lower() for name in names}]
+        for each in given:
+            parameter.type.convert(each, parameter, context)
+        return
     if isinstance(parameter.type, click.Path | click.File) or any(PLACEHOLDER.match(each) for each in given):
         return
     parameter.type_cast_value(context, value)
@@ -146,6 +153,8 @@ def test_command_lines_of_deploy_files_are_accepted(file: Path) -> None:
         ("queue lst", "No such command 'lst'"),
         ("lag -o yaml", "'yaml' is not one of"),
         ("lag -o FORMAT", None),
+        ("fullsync run all", None),
+        ("fullsync run PEER", "'PEER' is not one of"),
         ("sink set-workers many", "'many' is not a whole number"),
         ("sink set-workers COUNT", None),
         ("node init FILE", "Missing option '--name'"),

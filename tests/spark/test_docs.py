@@ -112,7 +112,7 @@ def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: d
             printed.append(shell(here(text), tmp_path))
     runs = {name: RunDirectory(str(tmp_path / "shared" / "runs"), name) for name in ("may", "june", "july")}
     codes = {name: (run.read("summary.json") or {})["exit_code"] for name, run in runs.items()}
-    assert codes["may"] == 1  # towns/corinth was written after the import
+    assert codes["may"] == 1  # towns/delphi was written after the stream to west
     assert set(codes.values()) <= {0, 1}
     assert [repair["state"] for repair in repairs_of(runs["may"])] == ["done"]
     assert "75 73 65 72 73" in printed[0]  # users, as Spark shows bytes
@@ -125,6 +125,8 @@ def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: d
     assert spark.read.parquet(str(tmp_path / "backups" / "users")).count() == 200
     assert spark.read.parquet(str(tmp_path / "lake" / "keys")).count() == 201
     assert cells["findings"].count() == cells["found"].count()
+    west = spark.read.format("isthmus").options(urls=node["west1"]["http"], text="true")
+    assert [row["key"] for row in west.options(bucket="towns").load().collect()] == ["corinth"]
 
 
 def shell(text: str, directory: Path) -> str:

@@ -77,7 +77,7 @@ def test_a_session_leaves_no_script_behind(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(spark_session, "SparkSession", Sessions)
     with pytest.raises(RuntimeError) if fails else nullcontext():
-        assert spark_session.session("x", stand_back=True) == "a session"
+        assert spark_session.session("x", nice=5) == "a session"
     assert len(seen) == 1
     assert list(scratch.iterdir()) == []
     assert "JAVA_HOME" not in os.environ

@@ -8,7 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from isthmus.aae.exchange.wire import AppliedTree, PartitionHistory
 from isthmus.aae.ports import LedPartition, LocalReplicas, Members, NodeRpc, PeerAccess, QueueTypes, ReplicaSnapshot
+from isthmus.aae.scheduling.proofs import CheckProofs, PendingProof, Proof, QueueMarks, TreeProofs
 from isthmus.aae.scrub.row_repair import ForeignObjects, RowRepair
 from isthmus.repl.http.client import OPEN, PeerCredentials
 from isthmus.repl.model.errors import NotReady
@@ -94,6 +96,34 @@ class FakeMembers(Members, QueueTypes):
     def repair_types(self, queue: str) -> Sequence[str]:
         """See QueueTypes."""
         return self.bucket_types
+
+
+class FakeProofs(CheckProofs):
+    """Proofs of checks over one cluster: every partition of `offsets` has a tree up to its offset, in the history and
+    under the epoch that are set now."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, int] = {1: 100, 2: 100, 3: 100}
+        self.history = PartitionHistory(0, 0)
+        self.epoch = 1
+        self.filter = "any"
+        self.losses: set[tuple[str, str]] = set()
+
+    def marks(self, queue: str) -> QueueMarks:
+        """See MarkReader."""
+        return QueueMarks(queue, self.filter, frozenset(self.losses))
+
+    async def applied(self, bucket_type: bytes) -> dict[int, AppliedTree]:
+        """See SourceOffsets."""
+        return {p: AppliedTree(p, self.history, self.epoch, offset) for p, offset in self.offsets.items()}
+
+    async def begin(self, queue: str, bucket_type: bytes) -> PendingProof:
+        """See CheckProofs."""
+        return await TreeProofs(self, self).begin(queue, bucket_type)
+
+    async def end(self, pending: PendingProof, bucket_type: bytes) -> Proof:
+        """See CheckProofs."""
+        return await TreeProofs(self, self).end(pending, bucket_type)
 
 
 class FakeAccess(PeerAccess):

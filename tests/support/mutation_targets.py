@@ -382,6 +382,11 @@ def _cluster_targets() -> Iterator[MutationTarget]:
         "tree questions: clocks", (exchange.encode_clocks_request(clocks),),
         exchange.decode_clocks_request, Encoding.MSGPACK,
     )  # fmt: skip
+    applied = exchange.AppliedTree(3, exchange.PartitionHistory(1, 1 << 60), 7, 1 << 40)
+    yield MutationTarget(
+        "tree answers: applied offsets", (exchange.encode_applied([applied, applied._replace(partition=4)]),),
+        exchange.decode_applied, Encoding.MSGPACK,
+    )  # fmt: skip
     hashes = exchange.encode_hashes(exchange.HashesResponse(readiness, HashTree(0, 1024).branch_hashes()[:4]))
     yield MutationTarget(
         "tree answers: hashes", (hashes,), lambda data: exchange.decode_hashes(data, 4), Encoding.MSGPACK

@@ -137,19 +137,32 @@ def test_options_count_before_variables_and_these_before_the_context(
 
 
 def test_a_token_of_a_context_goes_to_its_addresses_alone(
-    file: Path, tmp_path: Path, east: FakeAdminListener, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, east: FakeAdminListener, west: FakeAdminListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that --admin names does not get it, and ISTHMUS_TOKEN counts before it."""
+    """Its address gets it however it is named, by --admin, ISTHMUS_ADMIN or `status --admin`, with or without http://;
+    any other address does not get it. ISTHMUS_TOKEN counts before it."""
     token = written(tmp_path / "token", "0123456789abcdef0123456789abcdef\n")
     entries = {"east": ClusterEntry((east.url,), token_file=str(token))}
     save(file, ContextFile({"prod": ContextEntry(entries)}, "prod"))
     shown: list[str | None] = []
-    east.on_headers = lambda headers: shown.append(headers.get("Authorization"))
+    east.on_headers = west.on_headers = lambda headers: shown.append(headers.get("Authorization"))
+    own = "Bearer 0123456789abcdef0123456789abcdef"
     assert main(["lag", "-o", "json"]) == Exit.OK
     assert main(["lag", "-o", "json", "--admin", east.url]) == Exit.OK
+    assert main(["lag", "-o", "json", "--admin", east.url.removeprefix("http://")]) == Exit.OK
+    monkeypatch.setenv("ISTHMUS_ADMIN", f"{east.url}/")
+    assert main(["lag", "-o", "json"]) == Exit.OK
+    monkeypatch.delenv("ISTHMUS_ADMIN")
+    assert shown == [own] * 4
+    main(["status", "--admin", east.url])
+    assert set(shown) == {own}
+    shown.clear()
+    assert main(["lag", "-o", "json", "--admin", west.url]) == Exit.OK
+    assert shown == [None]
+    shown.clear()
     monkeypatch.setenv("ISTHMUS_TOKEN", "f" * 32)
     assert main(["lag", "-o", "json"]) == Exit.OK
-    assert shown == ["Bearer 0123456789abcdef0123456789abcdef", None, f"Bearer {'f' * 32}"]
+    assert shown == [f"Bearer {'f' * 32}"]
 
 
 def test_a_context_knows_files_by_their_absolute_path_and_no_token(

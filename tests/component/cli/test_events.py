@@ -73,7 +73,7 @@ def test_follow_prints_each_event_once(
     listener.respond("/admin/events?limit=100", {"events": [event(1), event(2)], "at_ms": AT_MS})
     behind = event(2, "n2", at_ms=AT_MS - 3_600_000)
     listener.respond(FURTHER, {"events": [behind, event(2), event(2, id="a1")]})
-    assert main(["events", "--follow", "--timeout", "150ms", "-o", "json"]) == Exit.OK
+    assert main(["events", "--follow", "--timeout", "1s", "-o", "json"]) == Exit.OK
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["node"], line["id"]) for line in lines] == [("n1", "e1"), ("n1", "e2"), ("n2", "e2"), ("n1", "a1")]
 
@@ -102,7 +102,7 @@ def test_follow_goes_on_after_a_failure(listener: FakeAdminListener, capsys: pyt
             listener.respond(FURTHER, {"events": [event(2)], "unknown": {}})
 
     listener.on_headers = count
-    assert main(["events", "--follow", "--timeout", "600ms"]) == Exit.OK
+    assert main(["events", "--follow", "--timeout", "3s"]) == Exit.OK
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 2
     notes = err.splitlines()
@@ -120,7 +120,7 @@ def test_follow_says_where_events_are_left_out(listener: FakeAdminListener, caps
     """A full answer whose oldest event was not printed before may have left out events."""
     listener.respond("/admin/events?limit=100", {"events": [event(1)]})
     listener.respond(FURTHER, {"events": [event(number) for number in range(2, 1_002)]})
-    assert main(["events", "--follow", "--timeout", "1s"]) == Exit.OK
+    assert main(["events", "--follow", "--timeout", "3s"]) == Exit.OK
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1_001
     assert err == "isthmus: more than 1,000 events at once: older ones of the last 10 s are left out\n"

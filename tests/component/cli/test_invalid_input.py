@@ -99,7 +99,7 @@ def test_a_queue_without_owner_is_not_unknown(listener: FakeAdminListener, capsy
 
 def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """The contradiction is refused; a single reference is reported in the singular."""
-    for words in (["--bytes", "10MB", "--default"], ["--objects", "0", "--off"], ["--off", "--default"], []):
+    for words in (["--bytes", "10MB", "--default"], ["--objects", "5", "--off"], ["--off", "--default"], []):
         assert cli.main(["queue", "throttle", "q", *words]) == Exit.USAGE
         assert "or --off; or --default" in capsys.readouterr().err
     assert not listener.posted

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 from isthmus.config.loader import load_file
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.local.supervisor_client import last_line, node_command
 from isthmus.node.observability.version import program_version
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def test_a_start_that_fails_ends_in_an_event_with_the_exit_code(tmp_path: Path) -> None:
@@ -44,6 +45,12 @@ def test_a_start_that_fails_ends_in_an_event_with_the_exit_code(tmp_path: Path) 
     assert last_line(log) == last["sentence"]
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal (Linux)."""
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_signals_that_mean_nothing_here_end_no_node(tmp_path: Path) -> None:
     """SIGUSR1 and SIGUSR2, which log rotation sends to other servers, are ignored, also while a node starts; SIGTERM
     still ends it."""
@@ -56,16 +63,13 @@ def test_signals_that_mean_nothing_here_end_no_node(tmp_path: Path) -> None:
     with log.open("wb") as stderr:
         process = subprocess.Popen(node_command(file), stderr=stderr, cwd=tmp_path, env={**os.environ})
         try:
-            deadline = time.monotonic() + 40
-            while "node.starting" not in log.read_text():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda: "node.starting" in log.read_text())
             for number in (signal.SIGUSR1, signal.SIGUSR2):
                 process.send_signal(number)
-            time.sleep(0.2)
+            wait_until(lambda: catches(process.pid, signal.SIGTERM))
             assert process.poll() is None
             process.terminate()
-            assert process.wait(timeout=20) == Exit.OK
+            assert process.wait(timeout=PATIENCE_S) == Exit.OK
         finally:
             process.kill()
             process.wait()

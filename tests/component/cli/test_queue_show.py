@@ -60,15 +60,38 @@ async def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
 def test_limits_are_asked_for_as_they_are_meant(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A limit that is not named stays, 0 and `--off` end limits, `--default` is the file's again."""
-    listener.respond("/admin/queues/q/throttle", {})
+    """A limit that is not named stays, `none` and `--off` end limits, `--default` is the file's again; what is in force
+    is printed."""
     for words, size, objects, default, done in (
-        (["--bytes", "10MB"], 10_000_000, None, False, "limits set"),
-        (["--objects", "0"], None, 0, False, "limits set"),
-        (["--off"], 0, 0, False, "no limit"),
-        (["--default"], None, None, True, "as configured"),
+        (["--bytes", "10MB"], 10_000_000, None, False, "set, on each node: 10000000 bytes/s, no limit of objects"),
+        (["--bytes", "none", "--objects", "5"], 0, 5, False, "set, on each node: no limit of bytes, 5 objects/s"),
+        (["--off"], 0, 0, False, "set, on each node: no limit"),
+        (["--default"], None, None, True, "as configured, on each node: no limit"),
     ):
+        configured = {"bytes_per_second": size or None, "objects_per_second": objects or None}
+        listener.respond(
+            "/admin/queues/q/throttle", {"queues": [{"name": "q", "throttle": {"configured": configured}}]}
+        )
         assert cli.main(["queue", "throttle", "q", *words, "--by", "ann"]) == Exit.OK
         assert capsys.readouterr().out == f"queue q: {done}\n"
         wanted = {"bytes_per_second": size, "objects_per_second": objects, "default": default}
         assert listener.posted.pop() == ("/admin/queues/q/throttle", {**wanted, "by": "ann", "reason": ""})
+
+
+@pytest.mark.parametrize(
+    ("words", "stop"),
+    [
+        (["queue", "throttle", "q", "--bytes", "0"], "isthmus queue suspend NAME"),
+        (["queue", "throttle", "q", "--bytes", "0B"], "isthmus queue suspend NAME"),
+        (["queue", "throttle", "q", "--objects", "0"], "isthmus queue suspend NAME"),
+        (["sink", "throttle", "--bytes", "0MB"], "isthmus sink suspend"),
+        (["sink", "throttle", "--objects", "0", "--bytes", "1MB"], "isthmus sink suspend"),
+    ],
+)
+def test_a_limit_of_0_does_not_open_what_it_may_be_meant_to_stop(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], words: list[str], stop: str
+) -> None:
+    """0 is refused before anything is asked, with what lifts a limit and what stops."""
+    assert cli.main(words) == Exit.USAGE
+    assert f'0 is no limit, not a stop: "none" or --off lifts the limit, `{stop}` stops' in capsys.readouterr().err
+    assert listener.posted == []

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +176,7 @@ def test_a_package_that_is_missing_is_one_sentence(
     assert main(["reconcile", "stats", *URL]) == Exit.LOCAL_FAULT
     told = capsys.readouterr().err
     assert f"needs the package {module}, which {sys.executable} does not have: pip install 'isthmus[spark]'" in told
-    assert len(told.splitlines()) == 1
+    assert [line.startswith("isthmus: ") for line in told.splitlines()] == [False, True], "Spark starts, and why not"
     missing.name = "isthmus.aae.reconcile.none"
     assert main(["reconcile", "stats", *URL]) == Exit.BROKEN
     assert "Traceback" in capsys.readouterr().err
@@ -318,3 +322,39 @@ def test_a_directory_of_runs_that_is_not_there_is_no_empty_one(
     Path("file").touch()
     assert main(["reconcile", *words, "--dir", "file"]) == Exit.USAGE
     assert "--dir: file is no directory" in capsys.readouterr().err
+
+
+def test_a_job_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
+    """SIGTERM while Java starts ends the command as Ctrl-C does: no temporary folder and no log stays. It had said that
+    Spark starts, also to a pipe."""
+    home, scratch = tmp_path / "java", tmp_path / "scratch"
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    scratch.mkdir()
+    started = tmp_path / "started"
+    java.write_text(
+        f'#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "21"\' >&2 && exit\n: >{started}\nexec sleep 3\n'
+    )
+    java.chmod(0o755)
+    env = {**os.environ, "JAVA_HOME": str(home), "TMPDIR": str(scratch)}
+    env.pop("PYSPARK_GATEWAY_PORT", None)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "isthmus.node.cli.main", "reconcile", "stats", *URL, "--master", "local[1]"],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert command.stderr is not None
+        assert command.stderr.readline() == "starting Spark, at a lower priority (nice 10; --nice 0 turns that off)\n"
+        until_s = time.monotonic() + 30
+        while not started.exists():
+            assert command.poll() is None
+            assert time.monotonic() < until_s, "Java was not started"
+            time.sleep(0.05)
+        assert list(scratch.iterdir()) != []
+        command.send_signal(signal.SIGTERM)
+        command.communicate(timeout=30)
+    finally:
+        command.kill()
+        command.wait()
+    assert command.returncode == Exit.INTERRUPTED
+    assert list(scratch.iterdir()) == []

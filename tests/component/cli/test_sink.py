@@ -83,7 +83,7 @@ def test_limits_are_asked_for_as_they_are_meant(
         (["set-workers", "7", "--per-peer", "2"], {"workers": 7, "per_peer": 2}),
         (["set-workers", "--default", "--node", "w1"], {"workers": 1, "per_peer": 0, "forget": True, "node": "w1"}),
         (["throttle", "--bytes", "5MB/s"], dict(zip(rates, (5_000_000, None), strict=True))),
-        (["throttle", "--objects", "100", "--bytes", "0"], dict(zip(rates, (0, 100), strict=True))),
+        (["throttle", "--objects", "100", "--bytes", "none"], dict(zip(rates, (0, 100), strict=True))),
         (["throttle", "--off"], {**dict.fromkeys(rates, 0), "forget": False}),
         (["throttle", "--default"], {**dict.fromkeys(rates, 0), "forget": True}),
     ):

@@ -33,6 +33,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.security.tls import client_contexts, server_contexts
 from tests.support.blocking_peer import PeerOnLoop
 from tests.support.tls_files import CertificateFolder
+from tests.support.waiting import PATIENCE_S
 from tests.unit.node.http.test_authorization import settings_of
 
 
@@ -84,7 +85,7 @@ def serving(tls: ListenerTls | None, face: HttpApplication | None = None) -> Ite
     try:
         yield int(listener.url.rpartition(":")[2])
     finally:
-        asyncio.run_coroutine_threadsafe(listener.stop(1.0), loop).result(10)
+        asyncio.run_coroutine_threadsafe(listener.stop(1.0), loop).result(PATIENCE_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -101,7 +102,7 @@ def get(folder: CertificateFolder, url: str, pair: str | None = None, cluster: s
     """Send one request as a client that shows `pair` and expects `cluster`."""
     contexts = client_contexts(folder.files(pair), check_host=not cluster).current
     with session(access=PeerCredentials(contexts, cluster)) as client:
-        return client.get(url, timeout=10)
+        return client.get(url, timeout=PATIENCE_S)
 
 
 def asked(folder: CertificateFolder, port: int, cluster: str, pair: str | None) -> bytes:
@@ -145,13 +146,13 @@ def test_a_tls_listener_passes_on_the_names_of_the_client_certificate(folder: Ce
 def test_a_client_with_the_wrong_scheme_gets_a_reason(folder: CertificateFolder) -> None:
     """Plain text to a port with TLS gets a refusal in plain text; TLS to one without, an error that names the cause."""
     with serving(tls_of(folder)) as port:
-        answer = requests.get(f"http://127.0.0.1:{port}/names", timeout=10)
+        answer = requests.get(f"http://127.0.0.1:{port}/names", timeout=PATIENCE_S)
         assert (answer.status_code, answer.headers["X-Isthmus-Reason"]) == (400, "tls")
         assert "write https://" in answer.text
     with serving(None) as port, pytest.raises(PeerFault, match="TLS: the other end does not speak TLS"):
         fetch(folder, port, "west", "west-1")
     with serving(tls_of(folder, also_plain=True)) as port:
-        assert requests.get(f"http://127.0.0.1:{port}/names", timeout=10).status_code == 200
+        assert requests.get(f"http://127.0.0.1:{port}/names", timeout=PATIENCE_S).status_code == 200
         assert get(folder, f"https://127.0.0.1:{port}/names").status_code == 200
 
 
@@ -254,12 +255,12 @@ def test_a_waiting_fetch_over_tls_is_cut_off(
     with serving(tls_of(folder), face) as port:
         contexts = client_contexts(folder.files("b"), check_host=True).current
         peer = dial(f"https://127.0.0.1:{port}", 1, PeerCredentials(contexts))
-        cutter = threading.Thread(target=lambda: (asked.wait(10), peer.abort()))
+        cutter = threading.Thread(target=lambda: (asked.wait(PATIENCE_S), peer.abort()))
         cutter.start()
         with pytest.raises(PeerFault):
             peer.post("/wait", b"", media_type="text/plain", timeout_ms=20_000, limit_bytes=10)
         cutter.join()
-        assert left.wait(10)
+        assert left.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("dial", [HttpPeer, PeerOnLoop])
@@ -290,7 +291,7 @@ def test_old_versions_of_tls_are_refused(folder: CertificateFolder) -> None:
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             context = folder.client()
             context.minimum_version = context.maximum_version = version
-            connection = http.client.HTTPSConnection("localhost", port, timeout=10, context=context)
+            connection = http.client.HTTPSConnection("localhost", port, timeout=PATIENCE_S, context=context)
             connection.request("GET", "/names")
             assert connection.getresponse().status == 200
             connection.close()
@@ -334,7 +335,7 @@ async def test_a_zookeeper_session_uses_tls(folder: CertificateFolder) -> None:
             except TimeoutError:
                 continue
             try:
-                plain.settimeout(5)
+                plain.settimeout(PATIENCE_S)
                 with context.wrap_socket(plain, server_side=True) as wrapped:
                     names: Any = wrapped.getpeercert()
                     seen.append((str(names["subjectAltName"][0][1]), wrapped.recv(100)))

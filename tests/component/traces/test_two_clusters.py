@@ -193,9 +193,11 @@ def leader_of(nodes: list[NodeOfEnsemble], key: str) -> NodeOfEnsemble:
 
 async def arrived(node: NodeOfEnsemble, key: str) -> None:
     """Wait until a key of bucket b is there."""
-    async with asyncio.timeout(30):
-        while await request(node, "GET", f"/buckets/b/keys/{key}") != 200:
-            await asyncio.sleep(0.05)
+
+    async def there() -> bool:
+        return await request(node, "GET", f"/buckets/b/keys/{key}") == 200
+
+    await eventually(there, key)
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast path", "parser"])
@@ -277,6 +279,7 @@ async def test_a_cluster_without_traces_takes_what_one_with_them_sends(tmp_path:
     assert [one.name for one in collector.of(TRACE)] == list(WAY[:3])
 
 
+@pytest.mark.timing
 async def test_a_collector_that_is_away_delays_no_stop(tmp_path: Path) -> None:
     """Writes continue, spans are counted as failed or dropped, and a stop takes seconds."""
     own = traces(f"http://127.0.0.1:{free_port(set())}/v1/traces", "sample_per_million = 1000000\n")

@@ -87,10 +87,14 @@ def test_two_clusters_replicate_both_ways_and_outlive_a_killed_zookeeper(directo
     key = "/buckets/b/keys/after"
     assert put(east + key, b"v") == 204
     assert eventually(lambda: get(west + key), key) == b"v"
-    status = clusters.status()["clusters"]
-    assert [(node["pid"], node["online"]) for each in status.values() for node in each["nodes"]] == [
-        (nodes[name]["pid"], "12 of 12 online") for name in ("east-1", "west-1")
-    ]
+
+    def online() -> bool:
+        status = clusters.status()["clusters"]
+        found = [node for each in status.values() for node in each["nodes"]]
+        assert [node["pid"] for node in found] == [nodes[name]["pid"] for name in ("east-1", "west-1")]
+        return all(node["online"] == "12 of 12 online" for node in found)
+
+    eventually(online, "an answer of both nodes, which have all partitions online")
     os.kill(nodes["east-1"]["pid"], signal.SIGKILL)
     clusters.restart_node("east-1", 60)
     assert get(east + key) == b"v"

@@ -16,13 +16,13 @@ from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.cluster import ClusterTrees, Incomplete
 from isthmus.aae.exchange.compare import ComparedRow, reaped_row
 from isthmus.aae.exchange.local import LocalTrees
-from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, RootsRequest
+from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, PartitionHistory, RootsRequest
 from isthmus.aae.ports import LedPartition
 from isthmus.aae.trees.tree import BRANCH_COUNT, HashTree
 from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry, EntryKind, encode_key_row, leaf, make_entry
-from isthmus.repl.model.errors import CodecError, NotReady
+from isthmus.repl.model.errors import BadInput, CodecError, NotReady
 from isthmus.repl.model.keys import key_hash, partition_index, segment_of
 from isthmus.repl.model.objects import Summary
 from isthmus.repl.store.port import PartitionStep
@@ -58,7 +58,9 @@ class FakeCluster:
     def led(self, name: str) -> list[LedPartition]:
         """The partitions that a node leads."""
         return [
-            LedPartition(partition, partition, COUNT) for partition, leader in self.leaders.items() if leader == name
+            LedPartition(partition, partition, COUNT, 9, 3, 4)
+            for partition, leader in self.leaders.items()
+            if leader == name
         ]
 
     def fill(self, count: int) -> None:
@@ -348,3 +350,34 @@ def test_messages_that_are_none_are_refused() -> None:
         wire.decode_rows(wire.encode_rows(told._replace(covered=2)), asked)
     with pytest.raises(CodecError, match="not a row"):
         wire.decode_rows(wire.encode_rows(told._replace(rows=[(b"b", b"", b"c", 1, 5, True)])), asked)  # type: ignore[list-item]
+
+
+async def test_applied_offsets_are_those_of_the_leaders_ready_trees(cluster: FakeCluster) -> None:
+    """Each partition has the offset that its leader's tree covers. A node that does not answer, one of an earlier
+    version, which does not know the request, a tree that is not ready, and a partition for which two nodes answer are
+    left out."""
+    trees = cluster.cluster_trees()
+    ends = {partition: len(history.entries) for partition, history in enumerate(cluster.histories)}
+    found = await trees.applied(TYPE)
+    assert {partition: tree.offset for partition, tree in found.items()} == ends
+    assert all(tree.history == PartitionHistory(3, 4) and tree.epoch == 9 for tree in found.values())
+    cluster.trees.cached[0].tree = None
+    cluster.unreachable = {"b"}
+    assert set(await trees.applied(TYPE)) == {p for p, leader in cluster.leaders.items() if p and leader != "b"}
+    cluster.unreachable = set()
+    original = cluster.led
+    cluster.led = lambda name: [*original(name), LedPartition(1, 1, COUNT)]  # type: ignore[method-assign]
+    assert 1 not in await trees.applied(TYPE)
+
+
+async def test_a_node_of_an_earlier_version_reports_no_offsets(cluster: FakeCluster) -> None:
+    """Its refusal of the request takes nothing from the other nodes."""
+    request = cluster.request
+
+    async def old(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        if method == "aae.applied" and node == "b":
+            raise BadInput(f"there is no method {method}")
+        return await request(node, method, body, timeout_ms)
+
+    found = await ClusterTrees(cluster.nodes["a"], FakeMembers(), FakeRpc(old)).applied(TYPE)
+    assert set(found) == {partition for partition, leader in cluster.leaders.items() if leader != "b"}

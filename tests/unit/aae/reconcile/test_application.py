@@ -31,7 +31,7 @@ def test_the_application_takes_the_options_of_the_command() -> None:
     assert {*fields, "output", "run_id"} == {*ReconcileOptions._fields}
     assert len(fields) == len(set(fields))
     flags = {opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")}
-    of_the_command = {"--left", "--right", "--dir", "--run-id", "--master", "--verbose", "--output"}
+    of_the_command = {"--left", "--right", "--dir", "--run-id", "--master", "--nice", "--verbose", "--output"}
     assert flags == {flag for flag, *_ in FLAGS} | of_the_command
     old = {name for parameter in command.params for name in getattr(parameter, "old", ())}
     assert old == {*OLD_FLAGS}

@@ -105,12 +105,16 @@ def test_names_travel_to_a_queue_as_they_are() -> None:
     assert (wish["fold"], wish["bucket_type"], wish["by"]) == (True, "default", "me")
 
 
-def test_a_queue_knows_whose_it_is_and_what_it_lost() -> None:
-    """An admin listener of another cluster, a missing queue, and one from which a third cluster fetches are refused
-    before a reference is queued. Only the queue's losses of the lowest priority count, from the given time on."""
+FREE = {"name": "free", "owner": None, "reason": "no sink cluster has fetched yet"}
+
+
+def test_a_queue_knows_whose_it_is_and_what_it_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    """An admin listener of another cluster, a missing queue, one from which a third cluster fetches, and one from which
+    none does are refused before a reference is queued; that a queue serves nothing is said. Only the queue's losses of
+    the lowest priority count, from the given time on."""
     told: dict[str, dict[str, Any]] = {
         "/admin/cluster": {"cluster": "west", "cluster_uuid": "bb"},
-        "/admin/queues": {"queues": [{"name": "same", "owner": {"cluster": "north", "uuid": "cc"}}, {"name": "free"}]},
+        "/admin/queues": {"queues": [{"name": "same", "owner": {"cluster": "north", "uuid": "cc"}}, FREE]},
         "/admin/gaps?queue=same": {
             "at_ms": 77,
             "gaps": [
@@ -119,7 +123,6 @@ def test_a_queue_knows_whose_it_is_and_what_it_lost() -> None:
                 {"priority": 1, "upto_ms": 50, "what": "crashed", "node": "m", "count_at_most": 256},
             ],
         },
-        "/admin/gaps?queue=free": {"at_ms": 78, "gaps": []},
     }
 
     class Admin:
@@ -138,6 +141,11 @@ def test_a_queue_knows_whose_it_is_and_what_it_lost() -> None:
     assert queue.check("bb", "cc") == 77
     with pytest.raises(BadInput, match="no queue to-x; it has same, free"):
         AdminQueue(Admin(), "to-x", "me").check("bb", "aa")  # type: ignore[arg-type]
-    assert AdminQueue(Admin(), "free", "me").check("bb", "aa") == 78  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"no cluster fetches from queue free: no sink cluster has fetched yet\."):
+        AdminQueue(Admin(), "free", "me").check("bb", "aa")  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    told["/admin/queues"]["queues"][0]["reason"] = "serving suspended: night"
+    assert queue.check("bb", "cc") == 77
+    assert capsys.readouterr().err == "queue same: serving suspended: night\n"
     [lost] = queue.lost(50)
     assert lost.startswith("crashed at node m, at most 256 references")

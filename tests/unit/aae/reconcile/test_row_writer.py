@@ -14,7 +14,7 @@ from pyspark.sql import types as t
 from isthmus.aae.reconcile import row_writer
 from isthmus.aae.reconcile.client import Pusher
 from isthmus.aae.reconcile.options import parse_options
-from isthmus.aae.reconcile.row_writer import IsthmusWriter, RowsRejected, WriteTaskResult, send_all
+from isthmus.aae.reconcile.row_writer import IsthmusWriter, RequestIds, RowsRejected, WriteTaskResult, send_all
 from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.errors import BadInput, PeerFault
 
@@ -134,6 +134,32 @@ def test_rows_of_one_key_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> 
     text = t.StructType([t.StructField(name, t.StringType()) for name in ("bucket", "key", "value")])
     assert writer(text, on_conflict="replace").write(iter([batch])).outcomes == {"applied": 2}
     assert [(one[0][3], one[0][5]) for one in asked[1::2]] == [(b"one", None), (b"two", b"c1")]
+
+
+def test_the_last_of_several_equal_rows_is_written_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the values A, B, A of a key the last A is a write of its own: its request id is not that of the first, which
+    the cluster would answer as a repetition. The ids are the same when the task runs again, in another order, too."""
+    one = writer(PUTS)
+    ids = []
+    for values in ((b"A", b"B", b"A"), (b"A", b"B", b"A"), (b"B", b"A", b"A")):
+        batch = pa.RecordBatch.from_pydict({"bucket": ["b"] * 3, "key": ["k"] * 3, "value": values})
+        asked = answering(monkeypatch, [(204, b"new", None)] * 3)
+        one.write(iter([batch]))
+        ids.append([row[7] for row in asked[0]])
+    assert len(set(ids[0])) == 3
+    assert ids[0] == ids[1]
+    assert set(ids[2]) == set(ids[0])
+    assert writer(PUTS).write_rows(b"other", iter([])).outcomes == {}
+
+
+def test_equal_rows_far_apart_are_written_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many rows are remembered; equal rows on both sides of that limit have ids of their own all the same."""
+    monkeypatch.setattr(row_writer, "EQUAL_ROWS_MAX", 2)
+    ids = RequestIds(b"job")
+    found = [ids.next_id([value]) for value in (b"A", b"B", b"A", b"A", b"A")]
+    assert len(set(found)) == 5
+    again = RequestIds(b"job")
+    assert [again.next_id([value]) for value in (b"A", b"B", b"A", b"A", b"A")] == found
 
 
 def test_a_bucket_is_not_emptied_by_writing() -> None:

@@ -30,7 +30,7 @@ from isthmus.node.services.fullsync_query import (
 from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.errors import BadInput, NotReady
-from tests.support.fullsync_fakes import FakeMembers
+from tests.support.fullsync_fakes import FakeMembers, FakeProofs
 
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west")
 
@@ -74,6 +74,7 @@ def manager_in(directory: Path) -> CheckScheduler:
         alarm=SilentAlarm(),
         members=FakeMembers(),
         queue_types=FakeMembers(),
+        proofs=FakeProofs(),
         time=SystemTime(),
     )
 

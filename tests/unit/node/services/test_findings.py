@@ -66,3 +66,15 @@ def test_every_code_has_a_remedy() -> None:
     """No finding is shown without what to do next."""
     assert REMEDIES.keys() == set(Code)
     assert all(REMEDIES.values())
+
+
+def test_an_unforeseen_exception_is_a_finding_of_its_node() -> None:
+    """A defect that ended something within the last day is a warning, with what to do."""
+    answers = answers_of("east")
+    node = next(iter(answers["health"]["nodes"]))
+    healthy, words = answers["health"]["nodes"][node], "a defect of this program ended push.bug once, in a.py:3: 'x'"
+    answers["health"]["nodes"][node] = {**healthy, "defects": [words]}
+    (finding,) = findings_document(answers, {})["findings"]
+    assert finding["sentence"] == f"node {node}: {words}"
+    assert (finding["severity"], finding["code"]) == ("warning", "defect")
+    assert "support-bundle" in finding["remedy"]

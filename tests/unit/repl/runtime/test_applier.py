@@ -11,6 +11,7 @@ from isthmus.repl.store.port import PartitionStep
 from tests.support.memory_log import MemoryLog
 from tests.support.memory_store import MemoryStore
 from tests.support.runtime_cluster import eventually
+from tests.support.waiting import PATIENCE_S
 
 
 def entries(first: int, count: int, size: int = 100) -> list[Entry]:
@@ -59,7 +60,7 @@ async def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) 
     assert order.count(0) >= 5
     assert order.index(1) == 1
     assert fixture.store.applied(0).offset == 40
-    assert fixture.applier.stop(5)
+    assert fixture.applier.stop(PATIENCE_S)
     assert not fixture.failures
 
 
@@ -77,7 +78,7 @@ async def test_a_step_is_reported_with_the_time_of_its_oldest_commit() -> None:
     fixture.applier.submit([ApplyJob(2, 0, 9, None, 40)])
     await eventually(lambda: fixture.applier.idle)
     assert fixture.commit_times == [10, 20, 40, 40]
-    assert fixture.applier.stop(5)
+    assert fixture.applier.stop(PATIENCE_S)
 
 
 async def test_read_back_and_memory_join_in_order() -> None:
@@ -98,5 +99,5 @@ async def test_read_back_and_memory_join_in_order() -> None:
     assert ends[-1] == 12
     assert [start for _, start, _, _ in fixture.steps] == [0, *ends[:-1]]
     assert fixture.store.cursor(0, b"q").soft == b"soft"
-    assert fixture.applier.stop(5)
+    assert fixture.applier.stop(PATIENCE_S)
     assert not fixture.failures

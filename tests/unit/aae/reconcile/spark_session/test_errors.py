@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.aae.reconcile.spark_progress import SparkProgress
 from isthmus.aae.reconcile.spark_session import WORDS_MAX, JobFailed, job, spark_error_line
 
 PLANNED = """\
@@ -54,6 +55,6 @@ def test_a_command_reports_why_its_job_failed(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("isthmus.aae.reconcile.spark_session.session", lambda *_, **__: Session())
     said = r"^stats: no node answers which nodes hold which partitions: http://n1:1: connection refused$"
-    with pytest.raises(JobFailed, match=said), job("stats", verbose=True):
+    with pytest.raises(JobFailed, match=said), job("stats", SparkProgress(print), verbose=True):
         raise AnalysisException(PLANNED)
     assert stopped == [1]

@@ -12,7 +12,10 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkRuntimeError
 
 from isthmus.aae.reconcile import spark_session
+from isthmus.aae.reconcile.spark_progress import SparkProgress
 from isthmus.aae.reconcile.spark_session import JobFailed, SparkNotStarted, job, last_words, wrapped
+
+SILENT: Final = SparkProgress(lambda _: None)
 
 
 def java(path: Path, text: str) -> Path:
@@ -81,16 +84,16 @@ def test_the_log_of_a_job_is_kept_if_it_failed(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(spark_session, "session", started)
     monkeypatch.setattr(spark_session.tempfile, "tempdir", str(tmp_path))
-    with job("stats"):
+    with job("stats", SILENT):
         assert logs[-1] is not None
         assert logs[-1].exists()
     assert not list(tmp_path.iterdir())
-    with pytest.raises(JobFailed, match=r"^stats: damaged .Spark's messages: .*isthmus-spark-"), job("stats"):
+    with pytest.raises(JobFailed, match=r"^stats: damaged .Spark's messages: .*isthmus-spark-"), job("stats", SILENT):
         raise AnalysisException("damaged")
     assert list(tmp_path.iterdir()) == [logs[-1]]
-    with job("seed", log=tmp_path / "spark.log"):
+    with job("seed", SILENT, log=tmp_path / "spark.log"):
         assert logs[-1] == tmp_path / "spark.log"
-    with pytest.raises(JobFailed, match=r"^stats: damaged$"), job("stats", verbose=True):
+    with pytest.raises(JobFailed, match=r"^stats: damaged$"), job("stats", SILENT, verbose=True):
         raise AnalysisException("damaged")
     assert logs[-1] is None
 
@@ -98,6 +101,6 @@ def test_the_log_of_a_job_is_kept_if_it_failed(tmp_path: Path, monkeypatch: pyte
         raise SparkNotStarted("Spark did not start: x") from PySparkRuntimeError("x")
 
     monkeypatch.setattr(spark_session, "session", not_started)
-    with pytest.raises(SparkNotStarted), job("stats"):
+    with pytest.raises(SparkNotStarted), job("stats", SILENT):
         raise AssertionError("there is no session")
     assert len(list(tmp_path.iterdir())) == 2

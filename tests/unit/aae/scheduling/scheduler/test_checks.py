@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -23,13 +23,14 @@ from isthmus.aae.scheduling.check import PeerCheck, PeerChecker, Repairs, rest_s
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps, GapToHeal
 from isthmus.aae.scheduling.history import NAMED_BYTES, DifferingKeys, FullSyncHistory, _plain
 from isthmus.aae.scheduling.last_comparison import ComparedDifferences, last_comparisons
+from isthmus.aae.scheduling.proofs import Proof, QueueMarks
 from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind, TimeRange, parse_window
 from isthmus.aae.scheduling.scheduler import Busy, CheckScheduler, UnknownPeer
 from isthmus.aae.status import Owner, Owners, listed, samples, scheduled
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import Key
-from tests.support.fullsync_fakes import FakeMembers
+from tests.support.fullsync_fakes import FakeMembers, FakeProofs
 
 pytestmark = pytest.mark.virtual_time
 
@@ -138,6 +139,7 @@ class SchedulerFixture:
             alarm=self.alarm,
             members=self.members,
             queue_types=self.members,
+            proofs=FakeProofs(),
             time=self.clock,
         )
         self.scheduler.start()
@@ -180,9 +182,13 @@ class NoGaps(Gaps):
         assert queue
         return []
 
-    async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
+    async def close(self, gaps: Sequence[GapToHeal], proofs: Mapping[str, Proof], by: str, reason: str) -> int:
         """See Gaps."""
         raise AssertionError
+
+    def marks(self, queue: str) -> QueueMarks:
+        """See Gaps."""
+        return QueueMarks(queue, "any", frozenset())
 
     def waiting(self, queue: str) -> int:
         """See Gaps."""
