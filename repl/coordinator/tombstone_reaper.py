@@ -39,6 +39,7 @@ from isthmus.repl.store.port import DamagedChange
 from isthmus.repl.store.reaped_pushes import reap_entry
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
+from isthmus.repl.unforeseen import unforeseen
 
 
 class ReapBatch:
@@ -466,6 +467,8 @@ class Reaper:
                     written = await (self._recall_at(node, part) if node else self._recall_here(part))
                 except IsthmusError as error:
                     log.info("reap.not_recalled", peer=node, count=len(part), reason=error.reason, error=str(error))
+                except Exception as error:
+                    unforeseen.exception("reap.recall_bug", error, peer=node)
                 else:
                     done.update(key for key, yes in zip(part, written, strict=True) if yes)
         return done
@@ -498,6 +501,8 @@ class Reaper:
                         mine.append(at)
                 except IsthmusError as error:
                     log.info("reap.not_recalled", partition=partition_id, reason=error.reason, error=str(error))
+                except Exception as error:
+                    unforeseen.exception("reap.recall_bug", error, partition=partition_id)
             if not mine:
                 continue
             try:

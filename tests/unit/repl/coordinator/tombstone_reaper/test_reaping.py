@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.config.settings import ListenSettings, QueueSettings
 from isthmus.repl.coordinator import tombstone_reaper
-from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.coordinator.tombstone_reaper import ReapBatch, Reaper
 from isthmus.repl.model.entry import EntryKind
 from isthmus.repl.model.errors import CodecError, OutcomeUnknown, TooFewInSync
 from isthmus.repl.model.keys import Key
@@ -25,6 +25,7 @@ from isthmus.repl.model.vclock import actor_of, decode_clock, descends, incremen
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.store.port import REAPED
 from isthmus.repl.store.reaped_keys import REMEMBERED_MAX, ReapedWindows
+from isthmus.repl.unforeseen import unforeseen
 from tests.support.coordinator_cluster import LIMITS, OTHER, UUID, Cluster, cluster, keys_of
 
 pytestmark = pytest.mark.virtual_time
@@ -725,6 +726,23 @@ async def test_a_recall_that_is_not_applied_is_not_reported_as_done() -> None:
         runtime.apply(runtime.partitions[2])
         runtime.step_down(0)
         assert await asked == {other}
+
+
+async def test_a_key_whose_recall_meets_a_defect_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that nobody foresaw ends the recall of one key; the other one is written again."""
+
+    async with reaping_cluster() as w:
+        await reaped(w, KEY, SECOND)
+        sound = ReapBatch.recall
+
+        def recall(self: ReapBatch, key: Key, hash64: int) -> bool:
+            if key == KEY:
+                raise ValueError("nobody foresaw this")
+            return sound(self, key, hash64)
+
+        monkeypatch.setattr(ReapBatch, "recall", recall)
+        assert await w.reapers["n1"].recall([KEY, SECOND]) == {SECOND}
+        assert "reap.recall_bug" in {defect.event for defect in unforeseen.recent()}
 
 
 async def unknown_request(_node: str, _body: bytes) -> bytes:
