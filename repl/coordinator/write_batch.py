@@ -209,6 +209,8 @@ class WriteBatch:
         self.put_count = 0
         self.delete_count = 0
         self.repeated_count = 0
+        self.ahead_counter = 0
+        """The highest counter of this partition's actor, not made by its log, in a push (R-FORGED); 0: none."""
         self.needs_confirmation = False
         """An item was refused for a reason that holds only while this node leads."""
         self.warned: list[Warned] = []
@@ -507,7 +509,9 @@ class WriteBatch:
     def _check_pushed_clock(self, clock: Clock) -> None:
         """Refuse a pushed clock that names writes of this partition which were never made: later writes would look
         old (R-FORGED)."""
-        if counter_of(clock, self.partition.actor) >= pack_counter(self.epoch, self.next_offset):
+        counter = counter_of(clock, self.partition.actor)
+        if counter >= pack_counter(self.epoch, self.next_offset):
+            self.ahead_counter = max(self.ahead_counter, counter)
             raise self._never_made(
                 ForgedClock("the pushed object's clock names writes that this cluster has not made"), clock
             )
