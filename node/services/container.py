@@ -296,7 +296,7 @@ class NodeServices:
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
         self.coordinator.unreplicated = self.queues.is_unreplicated
-        self.repairs = RepairQueue(self.queues, self.time)
+        self.repairs = RepairQueue(self.queues, self.reaper, self.time)
         self.gaps = ClusterGaps(
             self.query,
             self.queue_coverage,

@@ -23,7 +23,7 @@ async def test_the_filter_decides_what_counts_and_whole_types_need_no_lookup() -
         QueueSettings("named", filter="bucketname:kept"),
         QueueSettings("repairs", filter="block_rtq"),
     ) as queue_node:
-        repairs = RepairQueue(queue_node.queues, queue_node.clock)
+        repairs = RepairQueue(queue_node.queues, None, queue_node.clock)  # type: ignore[arg-type]
         assert repairs.key_filter("any", b"default") is None
         assert repairs.key_filter("repairs", b"default") is None
         assert repairs.key_filter("typed", b"default") is None
