@@ -300,7 +300,7 @@ class NodeServices:
         self.queue_positions = ClusterQueuePositions(
             self.query, self.membership, self.controller, self.queues, self.cluster_uuid
         )
-        self.repairs = RepairQueue(self.queues, self.time)
+        self.repairs = RepairQueue(self.queues, self.reaper, self.time)
         self.gaps = ClusterGaps(
             self.query,
             self.queue_coverage,
@@ -405,7 +405,13 @@ class NodeServices:
         self.query.serve(
             NODE_HEALTH,
             NodeHealthResponder(
-                self.credentials, self.history, self.started_ms, lambda: self.witness.renewal.renewals, self.time
+                self.credentials,
+                self.history,
+                self.started_ms,
+                self.settings.listen.connections_limit,
+                lambda: self.replog.stats().free_inodes,
+                lambda: self.witness.renewal.renewals,
+                self.time,
             ),
         )
         self.support = SupportResponder(self.settings, self.credentials, lines)

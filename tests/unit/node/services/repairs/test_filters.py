@@ -29,7 +29,7 @@ async def test_the_filter_decides_what_counts_and_whole_types_need_no_lookup() -
         QueueSettings("named", filter="bucketname:kept"),
         QueueSettings("repairs", filter="block_rtq"),
     ) as queue_node:
-        repairs = RepairQueue(queue_node.queues, queue_node.clock)
+        repairs = RepairQueue(queue_node.queues, None, queue_node.clock)  # type: ignore[arg-type]
         assert repairs.key_filter("any", b"default") is None
         assert repairs.key_filter("repairs", b"default") is None
         assert repairs.key_filter("typed", b"default") is None
@@ -57,7 +57,7 @@ async def test_a_fold_into_a_full_queue_is_refused_in_time_by_name() -> None:
     queue and how many it took; those of full-sync, for which no client waits, wait longer."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=10)) as queue_node:
-        repairs = RepairQueue(queue_node.queues, queue_node.clock)
+        repairs = RepairQueue(queue_node.queues, None, queue_node.clock)  # type: ignore[arg-type]
         keys = [Key(b"default", b"b", b"%d" % number) for number in range(15)]
         loop = asyncio.get_running_loop()
         waited_s = []
