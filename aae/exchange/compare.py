@@ -59,6 +59,7 @@ class VerdictKind(StrEnum):
 
     MATCH = "match"
     TRANSIENT = "transient"
+    WAITING = "waiting"
     DIVERGED = "diverged"
     FILTERED = "filtered"
     UNREACHABLE = "unreachable"
