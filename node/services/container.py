@@ -401,13 +401,7 @@ class NodeServices:
         self.query.serve(
             NODE_HEALTH,
             NodeHealthResponder(
-                self.credentials,
-                self.history,
-                self.started_ms,
-                self.settings.listen.connections_limit,
-                lambda: self.replog.stats().free_inodes,
-                lambda: self.witness.renewal.renewals,
-                self.time,
+                self.credentials, self.history, self.started_ms, lambda: self.witness.renewal.renewals, self.time
             ),
         )
         self.support = SupportResponder(self.settings, self.credentials, lines)
