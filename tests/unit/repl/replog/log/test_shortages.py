@@ -14,8 +14,9 @@ from isthmus.repl.replog import writer as writer_module
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.replog.writer import INODES_RESERVE
 from isthmus.repl.shortage import SHORTAGES
-from tests.support.log_history import Listener, entries, kill, open_log, wait_until
+from tests.support.log_history import Listener, entries, kill, open_log
 from tests.support.memory_disk import MemoryDisk
+from tests.support.waiting import wait_until
 from tests.unit.repl.replog.log.test_disk_faults import failing
 
 ALL = sorted(SHORTAGES)
