@@ -411,7 +411,8 @@ def _synced(
             state = max(state, limits.state(max(0, at_ms - (proven or at_ms))), key=RANK.index)
             return Fact(state, f"{where}: {since}{because}", Code.FULLSYNC, subject)
     if proven is None:
-        return Fact(ProbeState.UNKNOWN, f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
+        first = "" if silent else "; the first check may be an hour away: isthmus fullsync run all --wait compares now"
+        return Fact(ProbeState.UNKNOWN, f"{where}: {age}{because}{first}", Code.FULLSYNC_UNPROVEN, subject)
     return Fact(limits.state(max(0, at_ms - proven)), f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
 
 
