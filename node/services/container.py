@@ -57,6 +57,7 @@ from isthmus.node.services.membership import ClusterMembership
 from isthmus.node.services.node_query import NODE_HEALTH, NodeHealthResponder
 from isthmus.node.services.properties import PropertyService
 from isthmus.node.services.queue_coverage import QueueCoverage
+from isthmus.node.services.queue_positions import ClusterQueuePositions
 from isthmus.node.services.queue_query import QUEUES, QueueResponder
 from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
@@ -296,7 +297,10 @@ class NodeServices:
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
         self.coordinator.unreplicated = self.queues.is_unreplicated
-        self.repairs = RepairQueue(self.queues, self.time)
+        self.queue_positions = ClusterQueuePositions(
+            self.query, self.membership, self.controller, self.queues, self.cluster_uuid
+        )
+        self.repairs = RepairQueue(self.queues, self.reaper, self.time)
         self.gaps = ClusterGaps(
             self.query,
             self.queue_coverage,
@@ -388,6 +392,12 @@ class NodeServices:
         """The state of this node's metastore session."""
         return self._session.state
 
+    def _undialled(self) -> dict[str, str]:
+        """Registered nodes that this one cannot dial, with their addresses."""
+        registrations = self.controller.registrations
+        names = sorted(self.controller.unreached() & registrations.keys() - {self.settings.node.name})
+        return {name: registrations[name].cluster_address for name in names}
+
     def _serve_queries(self) -> None:
         self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
         self.query.serve(TELEMETRY, TelemetryResponder(self.runtime))
@@ -401,7 +411,14 @@ class NodeServices:
         self.query.serve(
             NODE_HEALTH,
             NodeHealthResponder(
-                self.credentials, self.history, self.started_ms, lambda: self.witness.renewal.renewals, self.time
+                self.credentials,
+                self.history,
+                self.started_ms,
+                self.settings.listen.connections_limit,
+                lambda: self.replog.stats().free_inodes,
+                self._undialled,
+                lambda: self.witness.renewal.renewals,
+                self.time,
             ),
         )
         self.support = SupportResponder(self.settings, self.credentials, lines)

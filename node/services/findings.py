@@ -90,6 +90,8 @@ class Code(StrEnum):
     NOT_KNOWN = "not-known"
     OFFLINE = "offline"
     OUT_OF_SYNC = "out-of-sync"
+    SHORT = "short"
+    UNDIALLED = "undialled"
 
 
 REMEDIES: Final[Mapping[Code, str]] = {
@@ -113,6 +115,8 @@ REMEDIES: Final[Mapping[Code, str]] = {
     Code.NODE_SILENT: "look at the node's process, its load and its log",
     Code.NOT_KNOWN: "ask again; if it stays so, see the node's log",
     Code.OFFLINE: "start the replicas that it waits for: isthmus partition list",
+    Code.UNDIALLED: "check that node's listen.advertise and listen.cluster, and the firewall between the two",
+    Code.SHORT: "raise the node's limit of open files, or free inodes (runbook: files or inodes are short)",
     Code.OUT_OF_SYNC: "see which replicas lack, and why: isthmus partition list",
 }
 """What an operator does next about a finding of each code."""
@@ -615,7 +619,8 @@ def free_share(disk: Row) -> float | None:
 
 
 def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
-    """Disks that are nearly full, certificates that need an operator, and defects of the program."""
+    """Disks that are nearly full, descriptors and inodes that are few, certificates that need an operator, and defects
+    of the program."""
     cluster, health = answers["cluster"], answers.get("health", {})
     silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
     failing = _nodes_with_failing_links(answers)  # `sink_facts` names them
@@ -636,6 +641,11 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             code = Code.CERTIFICATE if each in urgent else Code.CREDENTIALS
             state = ProbeState.CRITICAL if each in urgent else ProbeState.WARNING
             yield Fact(state, str(each), code, subject)
+        for other, address in object_in(one, "undialled").items():
+            words = f"node {other} cannot be dialled by {node} at {address}: as a leader it would have no followers"
+            yield Fact(ProbeState.WARNING, words, Code.UNDIALLED, f"node {other}")
+        for each in one.get("short") or ():
+            yield Fact(ProbeState.WARNING, f"node {node}: {each}", Code.SHORT, subject)
         yield from _renewed_facts(node, objects_in(one, "renewed"))
         for each in one.get("defects") or ():
             yield Fact(ProbeState.WARNING, f"{subject}: {each}", Code.DEFECT, subject)
