@@ -27,6 +27,7 @@ from isthmus.node.observability.logs import lines
 from isthmus.node.observability.traces import NodeTracer
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
+from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
@@ -291,6 +292,7 @@ class NodeServices:
         self.property_cache.on_change.append(self.reaper.properties_changed)
         self.coordinator.unreplicated = self.queues.is_unreplicated
         self.repairs = RepairQueue(self.queues, self.time)
+        self.clocks = ClockWatch(self.links, lambda: self.membership.live_nodes() - {name}, self.time)
         self.gaps = ClusterGaps(
             self.query,
             self.queue_coverage,
@@ -336,6 +338,7 @@ class NodeServices:
             conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
             credentials=self.credentials,
             cluster=facts,
+            clocks=self.clocks.peers,
             traces=None if self.traces is None else self.traces.sink,
         )
         self.key_explainer = KeyExplainer(
@@ -365,6 +368,7 @@ class NodeServices:
             self.folding,
             self.row_plan,
             self.query,
+            self.clocks,
         ):
             rpc.add(component.request_handlers())
         rpc.add_direct(self.coordinator.direct_handlers())
@@ -386,7 +390,7 @@ class NodeServices:
         )
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
-        self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms))
+        self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms, self.clocks))
         self.support = SupportResponder(self.settings, self.credentials, lines)
         self.query.serve(SUPPORT, self.support)
         self.query.serve(SETTINGS, SettingsResponder(self.options, self.properties))
@@ -424,6 +428,7 @@ class NodeServices:
             access=NodePeerAccess(settings, self.credentials),
             repairs=self.repairs,
             gaps=self.gaps,
+            clocks=self.clocks,
             time=self.time,
             read_pool=self.read_pool,
         )

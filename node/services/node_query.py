@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from isthmus.node.observability.version import program_version
 from isthmus.node.security.credentials import NodeCredentials
+from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
 from isthmus.node.services.history import History
 from isthmus.node.services.history_series import ALL_TYPES
@@ -29,6 +30,8 @@ class NodeHealth(msgspec.Struct, frozen=True):
     """Setting that names a file of certificates -> when the first of them expires, in ms since 1970."""
     problems: list[str]
     """Credentials that need an operator soon, a sentence each."""
+    clocks: dict[str, list[dict[str, Any]]] = {}
+    """Offsets of other clocks (`node.services.clock_watch.ClockWatch.as_dict`); empty from an earlier version."""
 
 
 NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, NodeHealth))
@@ -37,7 +40,8 @@ NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBod
 class NodeHealthResponder:
     """Answers NODE_HEALTH from this node's credentials and the newest sample of its history."""
 
-    def __init__(self, credentials: NodeCredentials, history: History, started_ms: int) -> None:
+    def __init__(self, credentials: NodeCredentials, history: History, started_ms: int, clocks: ClockWatch) -> None:
+        self._clocks = clocks
         self._credentials = credentials
         self._newest: Callable[[str], float] = lambda name: history.newest.get((name, ALL_TYPES), math.nan)
         self._started_ms = started_ms
@@ -51,6 +55,7 @@ class NodeHealthResponder:
             _whole(self._newest("disk.total_bytes")),
             self._credentials.expiries_ms(),
             self._credentials.problems(),
+            dict(self._clocks.as_dict()),
         )
 
 
