@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
 from isthmus.config.text import quantity
+from isthmus.queues.counters_wire import ToldCounters
 from isthmus.queues.explain import explained, explained_bulk
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.lag import TIMEOUT_S, LagMemory
@@ -92,13 +93,25 @@ class GapChoice(NamedTuple):
         return right_type and self.from_ms <= from_ms and upto_ms <= self.upto_ms
 
 
+class ActorWitness(Protocol):
+    """What clusters hold of each other's actors (`repl.runtime.actor_renewal`, `repl.runtime.held_counters`)."""
+
+    def told(self, counters: Mapping[bytes, int], cluster: str, /) -> None:
+        """A cluster holds these counters of our actors."""
+
+    def held(self, cluster_uuid: bytes, /) -> Mapping[bytes, int]:
+        """The counters that this node holds of a cluster's actors."""
+
+
 class QueueActs:
     """Acts on the queues of one node. All raise UnknownQueue, BadInput, NotReady."""
 
-    def __init__(self, queues: QueueService, store: Store, pool: Executor) -> None:
+    def __init__(self, queues: QueueService, store: Store, pool: Executor, witness: ActorWitness | None = None) -> None:
+        """`witness`: see ActorWitness; None: no counters are exchanged."""
         self._queues = queues
         self._store = store
         self._pool = pool
+        self._witness = witness
         self._lag_memory = LagMemory()
 
     # ---------------------------------------------------------------- acts that hold on all nodes
@@ -236,16 +249,31 @@ class QueueActs:
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
         """The object of a key as its leader has it, for the cluster that owns the queue; the queue does not change.
         Raises OwnedByOther, and what the read raises."""
-        queue = self._queues.named(name)
-        owner = queue.stored.owner
-        if owner is None or owner.cluster != wanted.cluster:
-            whose = (
-                "no cluster" if owner is None or not owner.cluster else f"cluster {owner.name} ({owner.cluster.hex()})"
-            )
-            raise OwnedByOther(f"queue {name} belongs to {whose}, not to cluster {wanted.cluster_name}")
+        queue = self._owned(name, wanted.cluster, wanted.cluster_name)
         if queue.state in (OFF, SUSPENDED):
             raise NotReady(f"queue {name} gives nothing out now: {reason(queue, self._queues.time.now_ms())}")
         return ObjectReply(self._queues.cluster_uuid, self._queues.cluster_name, await queue.object_of(wanted.key))
+
+    def counters(self, name: str, told: ToldCounters) -> ToldCounters:
+        """Hand on what the cluster that owns the queue holds of this cluster's actors; what this node holds of its own.
+        Raises UnknownQueue, OwnedByOther."""
+        self._owned(name, told.cluster, told.name)
+        if self._witness is None:
+            return ToldCounters(self._queues.cluster_uuid, self._queues.cluster_name, {})
+        self._witness.told(told.counters, told.name)
+        held = self._witness.held(told.cluster)
+        return ToldCounters(self._queues.cluster_uuid, self._queues.cluster_name, held)
+
+    def _owned(self, name: str, cluster: bytes, cluster_name: str) -> QueueServer:
+        """The queue, if it belongs to that cluster. Raises UnknownQueue, OwnedByOther."""
+        queue = self._queues.named(name)
+        owner = queue.stored.owner
+        if owner is None or owner.cluster != cluster:
+            whose = (
+                "no cluster" if owner is None or not owner.cluster else f"cluster {owner.name} ({owner.cluster.hex()})"
+            )
+            raise OwnedByOther(f"queue {name} belongs to {whose}, not to cluster {cluster_name}")
+        return queue
 
     def link(self, name: str) -> dict[str, Any]:
         """Facts that a sink checks before it fetches from a queue (`node.services.link_check`)."""

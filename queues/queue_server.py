@@ -49,6 +49,7 @@ from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.property_digests import PropertyDifference, ScopeDigests, differences, differences_shown, types_of
 from isthmus.repl.store.port import Change, DamagedChange, Store
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -141,6 +142,8 @@ class QueueServer:
         self.throttle = Throttle(self.configured, time.now_ms())
         self.writing_cursor: set[int] = set()
         """Partitions for which a CURSOR entry is being written."""
+        self.beginning_anew: set[int] = set()
+        """Partitions whose window failed, and begins again after a pause."""
         self._served_since_ms = time.now_ms()
         self.waiters = LongPollWaiters(settings.name, self.wake)
         self._producers: deque[asyncio.Future[None]] = deque()
@@ -496,17 +499,17 @@ class QueueServer:
             rows, limit = error.before, len(error.before)  # the next read begins at the damaged row
         except Exception as error:
             # Whatever it is: a window that waited for these rows for ever would serve nothing more.
-            bug = None if isinstance(error, IsthmusError) else error
-            log.error(
-                "queue.rows_unreadable",
-                queue=self.settings.name,
-                partition=window.partition,
-                error=str(error),
-                exc_info=bug,
-            )
+            about = {"queue": self.settings.name, "partition": window.partition}
+            if isinstance(error, IsthmusError):
+                log.error("queue.rows_unreadable", error=str(error), **about)
+            else:
+                unforeseen.exception("queue.rows_failed", error, **about)
             window.fail_refill()
             return
-        window.finish_refill(rows, limit)
+        try:
+            window.finish_refill(rows, limit)
+        except Exception as error:  # noqa: BLE001 -- see SourceQueue.on_failed
+            self.machine.window_failed(window, error)
         self.refill()
         self.wake()
 

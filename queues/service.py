@@ -53,11 +53,15 @@ from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.traces import ChangeTraces
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
 TICK_MS: Final = 1_000
 """Interval at which leases expire and moved cursors are saved: what a crash redelivers beyond what is in flight."""
+
+ANEW_MS: Final = 1_000
+"""Pause before what failed for an unforeseen reason is begun again: a defect that lasts must not take the loop."""
 
 STOP_RECORD_S: Final = 2.0
 """How long a stop waits for the metastore to record the bulk references that are lost with this process."""
@@ -172,6 +176,7 @@ class QueueService:
             enabled=self.enabled,
         )
         queue.machine.damage_listener = self
+        queue.machine.on_failed = partial(self.begin_anew, queue)
         return queue
 
     def on_damaged_row(self, partition: int, segment: int | None) -> None:
@@ -219,18 +224,28 @@ class QueueService:
             self.tick()
 
     def tick(self) -> None:
-        """Do what is due once a second: save cursors, expire leases, retry CURSOR entries, drop idle windows."""
+        """Do what is due once a second: save cursors, expire leases, retry CURSOR entries, drop idle windows. A queue
+        that fails costs its own turn."""
         now = self.time.now_ms()
         for queue in self._queues.values():
-            self._cursors.save(queue, None)
-            queue.check_ledger()
-            expired = queue.machine.expire(now)
-            if expired:
-                log.info("queue.lease_over", queue=queue.settings.name, batches=expired)
-            if not queue.waiters:
-                queue.machine.drop_idle_windows(now)
-            self._go_on(queue)
-        self.bulk_marks.tick(list(self._queues.values()))
+            try:
+                self._tick_of(queue, now)
+            except Exception as error:
+                unforeseen.exception("queue.tick_failed", error, queue=queue.settings.name)
+        try:
+            self.bulk_marks.tick(list(self._queues.values()))
+        except Exception as error:
+            unforeseen.exception("queue.marks_failed", error)
+
+    def _tick_of(self, queue: QueueServer, now_ms: int) -> None:
+        self._cursors.save(queue, None)
+        queue.check_ledger()
+        expired = queue.machine.expire(now_ms)
+        if expired:
+            log.info("queue.lease_over", queue=queue.settings.name, batches=expired)
+        if not queue.waiters:
+            queue.machine.drop_idle_windows(now_ms)
+        self._go_on(queue)
 
     def _go_on(self, queue: QueueServer) -> None:
         """Write pending cursors, read rows, wake a fetch: whatever the queue's new state allows."""
@@ -253,28 +268,57 @@ class QueueService:
                 continue
             added = True
             for queue in self._queues.values():
-                queue.machine.add(partition, entries, now)
+                try:
+                    queue.machine.add(partition, entries, now)
+                except Exception as error:  # noqa: BLE001 -- see `begin_anew`
+                    self.begin_anew(queue, partition, error)
         if added:
             for queue in self._queues.values():
                 queue.waiters.look_soon()
 
     def _applied_with_cursors(self, partition: int, entries: Sequence[Entry], now_ms: int) -> None:
         for queue in self._queues.values():
-            start = 0
-            for at, entry in enumerate(entries):
-                if entry.kind != _CURSOR or entry.key != queue.name:
-                    continue
-                queue.machine.add(partition, entries[start : at + 1], now_ms)
-                start = at + 1
-                try:
-                    state = decode_state(entry.payload)
-                except CodecError as error:
-                    log_unreadable(queue, partition, error)
-                    continue
-                self._cursors.on_applied(queue, partition, entry.offset, state)
-            if start < len(entries):
-                queue.machine.add(partition, entries[start:], now_ms)
-            self._go_on(queue)
+            try:
+                self._add_with_cursors(queue, partition, entries, now_ms)
+                self._go_on(queue)
+            except Exception as error:  # noqa: BLE001 -- see `begin_anew`
+                self.begin_anew(queue, partition, error)
+
+    def _add_with_cursors(self, queue: QueueServer, partition: int, entries: Sequence[Entry], now_ms: int) -> None:
+        start = 0
+        for at, entry in enumerate(entries):
+            if entry.kind != _CURSOR or entry.key != queue.name:
+                continue
+            queue.machine.add(partition, entries[start : at + 1], now_ms)
+            start = at + 1
+            try:
+                state = decode_state(entry.payload)
+            except CodecError as error:
+                log_unreadable(queue, partition, error)
+                continue
+            self._cursors.on_applied(queue, partition, entry.offset, state)
+        if start < len(entries):
+            queue.machine.add(partition, entries[start:], now_ms)
+
+    def begin_anew(self, queue: QueueServer, partition: int, error: Exception) -> None:
+        """A step of a queue's window failed, so that it may lack changes, or hold one that cannot be served. The window
+        of this partition begins again from its cursor, after a pause, as after a change of leadership: what is between
+        is read from the store. Other partitions and queues go on."""
+        unforeseen.exception("queue.window_failed", error, queue=queue.settings.name, partition=partition)
+        try:
+            queue.machine.unlead(partition)
+        except Exception as again:
+            unforeseen.exception("queue.window_failed", again, queue=queue.settings.name, partition=partition)
+        if partition not in queue.beginning_anew:
+            queue.beginning_anew.add(partition)
+            self._tasks.start(self._load_again(queue, partition))
+
+    async def _load_again(self, queue: QueueServer, partition: int) -> None:
+        try:
+            await asyncio.sleep(ANEW_MS / 1000)
+        finally:
+            queue.beginning_anew.discard(partition)
+        await self._load_position(queue, partition)
 
     def is_unreplicated(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
         """See `queues.origin_check`; called on the write path."""
@@ -306,7 +350,10 @@ class QueueService:
         self._cursors.end(self._queues.values(), partition)
         self._led.pop(partition, None)
         for queue in self._queues.values():
-            queue.machine.unlead(partition)
+            try:
+                queue.machine.unlead(partition)
+            except Exception as error:
+                unforeseen.exception("queue.window_failed", error, queue=queue.settings.name, partition=partition)
 
     async def _load_position(self, queue: QueueServer, partition: int) -> None:
         await self._cursors.load_position(queue, partition)
@@ -447,6 +494,9 @@ class QueueService:
                 return await read()
             except NotReady:
                 await asyncio.sleep(RETRY_MS / 1000)
+            except Exception as error:
+                unforeseen.exception("queue.documents_failed", error)
+                await asyncio.sleep(ANEW_MS / 1000)
 
     async def refresh(self, name: str) -> None:
         """Read all documents of a queue, if it is here, and apply them. Raises NotReady."""

@@ -98,6 +98,8 @@ class SourceQueue:
         self.refused_bulk: list[tuple[int, list[int]]] = []
         """(priority, times when queued) of bulk references that the sink refused permanently and keeps nothing of;
         `queues.bulk_marks` records them soon."""
+        self.on_failed: Callable[[int, Exception], None] = _raise
+        """Told of a partition's window whose step raised what nobody foresaw: it is to begin anew."""
         self.on_added: Callable[[Window, Sequence[Entry]], None] | None = None
         """Called with entries that were added to a window, while `queues.backlog_count` counts."""
         self._own = own
@@ -175,6 +177,11 @@ class SourceQueue:
             window.reset()
             self.past_ledger.inherit(window.ledger)
 
+    def window_failed(self, window: Window, error: Exception) -> None:
+        """A step of a window raised what nobody foresaw; the other windows go on."""
+        if self.windows.get(window.partition) is window:
+            self.on_failed(window.partition, error)
+
     def cursor_appended(self, partition: int) -> None:
         """A CURSOR entry of this queue is appended: see `cursor_pending`."""
         self._pending_cursors[partition] = self._pending_cursors.get(partition, 0) + 1
@@ -221,8 +228,12 @@ class SourceQueue:
         """(partition, state for a CURSOR entry) of windows for which something was decided that no CURSOR entry
         contains yet."""
         wanted = []
-        for partition, window in self.windows.items():
-            state = wanted_state(window, self.owner, self.owner_version, self.publishing_suspended, wall_ms)
+        for partition, window in list(self.windows.items()):
+            try:
+                state = wanted_state(window, self.owner, self.owner_version, self.publishing_suspended, wall_ms)
+            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                self.window_failed(window, error)
+                continue
             if state is not None:
                 wanted.append((partition, state))
         return wanted
@@ -230,8 +241,12 @@ class SourceQueue:
     def moved_cursors(self, only: int | None = None) -> list[tuple[int, int, int]]:
         """(partition, base, cursor) of every cursor that moved since the last call; of one partition, or (None) all."""
         moved = []
-        for partition, window in self.windows.items():
-            cursor = window.advance()
+        for partition, window in list(self.windows.items()):
+            try:
+                cursor = window.advance()
+            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                self.window_failed(window, error)
+                continue
             if cursor > window.saved and (only is None or only == partition):
                 window.saved = cursor
                 moved.append((partition, window.base, cursor))
@@ -257,11 +272,14 @@ class SourceQueue:
         if self.budget.references >= self.budget.reference_limit:
             for window in self.windows.values():
                 window.advance()  # frees the places of keys that were settled otherwise
-        return [
-            (window, window.begin_refill(), count)
-            for window in self.windows.values()
-            if window.scan != window.applied and (count := window.refill_count())
-        ]
+        wanted = []
+        for window in list(self.windows.values()):
+            try:
+                if window.scan != window.applied and (count := window.refill_count()):
+                    wanted.append((window, window.begin_refill(), count))
+            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                self.window_failed(window, error)
+        return wanted
 
     # ---------------------------------------------------------------- fetches
 
@@ -398,7 +416,11 @@ class SourceQueue:
             share = max(TURN_MIN, -(-(max_count - count) // len(ready)))
             more: list[Window] = []
             for window in ready:
-                places, items, took = window.take(min(share, max_count - count), max_bytes - size, not parts)
+                try:
+                    places, items, took = window.take(min(share, max_count - count), max_bytes - size, not parts)
+                except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                    self.window_failed(window, error)
+                    continue
                 if items:
                     parts.append(Part(window, count, places, items))
                     count += len(items)
@@ -420,7 +442,7 @@ class SourceQueue:
                 self._bulk_from_ms = now_ms + BULK_INTERVAL_MS * count // BULK_BATCH_COUNT
             parts = [Part(bulk, 0, *bulk.take(count, self.sink_types.known))]
         for since_ms in (self._gathering_from_ms, self._passed_over_ms):
-            for partition in [p for p in since_ms if not self.windows[p].ready_count]:
+            for partition in [p for p in since_ms if p not in self.windows or not self.windows[p].ready_count]:
                 del since_ms[partition]
         return self.leases.open(session, self.owner_version, parts, size, priority, now_ms)
 
@@ -445,33 +467,51 @@ class SourceQueue:
         for part in batch.parts:
             if not self._is_current(part):
                 continue
-            source = part.source
             read = resolved[part.start : part.start + len(part.items)]
-            places, items = [], []
-            gone_places, gone_items = [], []
-            decide = source.resolve if isinstance(source, Window) and source.has_newer_changes else None
-            for place, before, found in zip(part.places, part.items, read, strict=False):
-                item = found
-                if decide is not None and found is not None:
-                    item = decide(place, found)
-                    if item is None:
-                        continue
-                if item is None:
-                    gone_places.append(place)
-                    gone_items.append(before)
-                else:
-                    places.append(place)
-                    items.append(item)
-                    size += len(item[8])
-            source.requeue(part.places[len(read) :], part.items[len(read) :])
-            source.settle(gone_places, gone_items, vanished=True)
+            try:
+                places, items = self._resolve_part(part, read)
+            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                self._part_failed(part, error)
+                continue
             if items:
-                parts.append(Part(source, start, places, items))
+                parts.append(Part(part.source, start, places, items))
                 start += len(items)
+                size += sum([len(item[8]) for item in items])
         self.leases.resize(batch, parts, size)
         if not parts:
             self.leases.end(batch)
         return bool(parts)
+
+    @staticmethod
+    def _resolve_part(part: Part, read: Sequence[Item | None]) -> tuple[list[int], list[Item]]:
+        """What is left to send of a part, of whose first items `read` are the objects."""
+        source = part.source
+        places: list[int] = []
+        items: list[Item] = []
+        gone_places: list[int] = []
+        gone_items: list[Item] = []
+        decide = source.resolve if isinstance(source, Window) and source.has_newer_changes else None
+        for place, before, found in zip(part.places, part.items, read, strict=False):
+            item = found
+            if decide is not None and found is not None:
+                item = decide(place, found)
+                if item is None:
+                    continue
+            if item is None:
+                gone_places.append(place)
+                gone_items.append(before)
+            else:
+                places.append(place)
+                items.append(item)
+        source.requeue(part.places[len(read) :], part.items[len(read) :])
+        source.settle(gone_places, gone_items, vanished=True)
+        return places, items
+
+    def _part_failed(self, part: Part, error: Exception) -> None:
+        """As `window_failed`, for what a batch took from one source. Raises what a bulk queue raised."""
+        if not isinstance(part.source, Window):
+            raise error
+        self.window_failed(part.source, error)
 
     def pause_bulk(self, until_ms: int) -> None:
         """Serve no bulk batch before `until_ms`: its objects cannot be read now."""
@@ -509,26 +549,11 @@ class SourceQueue:
         refused = {id(every[at]) for at in given_up if at < len(every) and at not in failed}
         self.leases.end(batch)
         for part in batch.parts:
-            if not self._is_current(part):
-                continue
-            source, places, items = part.source, part.places, part.items
-            if failed:
-                again = [i for i in range(len(items)) if part.start + i in failed]
-                fine = [i for i in range(len(items)) if part.start + i not in failed]
-                self._requeue(source, [places[i] for i in again], [items[i] for i in again])
-                places, items = [places[i] for i in fine], [items[i] for i in fine]
-            lost = {at for at, item in enumerate(items) if id(item) in refused} if refused else set()
-            if isinstance(source, BulkQueue):
-                source.settle(places, items)
-                if lost:
-                    self.refused_bulk.append((source.priority, [items[at][7] for at in lost]))
-                continue
-            if lost:
-                source.settle_refused([places[at] for at in lost], [items[at] for at in lost])
-                places = [place for at, place in enumerate(places) if at not in lost]
-                items = [item for at, item in enumerate(items) if at not in lost]
-            source.settle(places, items)
-            self.counts.acknowledged += len(items)
+            if self._is_current(part):
+                try:
+                    self._settle_part(part, failed, refused)
+                except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                    self._part_failed(part, error)
         if outcomes is not None:
             counts = (
                 self.counts
@@ -537,6 +562,27 @@ class SourceQueue:
             )
             counts.outcomes = sum_outcomes(counts.outcomes, outcomes)
 
+    def _settle_part(self, part: Part, failed: frozenset[int], refused: set[int]) -> None:
+        """Settle what a batch took from one source, except the indexes that `failed`; `refused` are ids of items."""
+        source, places, items = part.source, part.places, part.items
+        if failed:
+            again = [i for i in range(len(items)) if part.start + i in failed]
+            fine = [i for i in range(len(items)) if part.start + i not in failed]
+            self._requeue(source, [places[i] for i in again], [items[i] for i in again])
+            places, items = [places[i] for i in fine], [items[i] for i in fine]
+        lost = {at for at, item in enumerate(items) if id(item) in refused} if refused else set()
+        if isinstance(source, BulkQueue):
+            source.settle(places, items)
+            if lost:
+                self.refused_bulk.append((source.priority, [items[at][7] for at in lost]))
+            return
+        if lost:
+            source.settle_refused([places[at] for at in lost], [items[at] for at in lost])
+            places = [place for at, place in enumerate(places) if at not in lost]
+            items = [item for at, item in enumerate(items) if at not in lost]
+        source.settle(places, items)
+        self.counts.acknowledged += len(items)
+
     def release(self, batch: LeasedBatch) -> None:
         """Requeue a batch unsettled; idempotent."""
         if batch.id not in self.leases.batches:
@@ -544,15 +590,21 @@ class SourceQueue:
         self.leases.end(batch)
         for part in batch.parts:
             if self._is_current(part):
-                self._requeue(part.source, part.places, part.items)
+                try:
+                    self._requeue(part.source, part.places, part.items)
+                except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                    self._part_failed(part, error)
 
     def expire(self, now_ms: int) -> int:
         """Release the batches whose lease is over; returns how many."""
         expired = self.leases.expired(now_ms)
         for batch in expired:
             self.release(batch)
-        for window in self.windows.values():
-            window.trim()
+        for window in list(self.windows.values()):
+            try:
+                window.trim()
+            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                self.window_failed(window, error)
         return len(expired)
 
     def drop_idle_windows(self, now_ms: int) -> None:
@@ -625,3 +677,8 @@ class SourceQueue:
         ]
         times += [t for w in self.windows.values() if (t := w.oldest_waiting_ms()) is not None]
         return min(times, default=None)
+
+
+def _raise(_partition: int, error: Exception) -> None:
+    """`on_failed` of a queue without a service."""
+    raise error

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-import structlog
-
-log = structlog.get_logger(__name__)
+from isthmus.repl.unforeseen import unforeseen
 
 
 class TaskSet:
@@ -26,7 +24,7 @@ class TaskSet:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("queue.task_failed", exc_info=error)
+            unforeseen.exception("queue.task_failed", error)
 
     async def cancel(self) -> None:
         """Cancel all tasks and wait for their end."""

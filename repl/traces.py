@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from isthmus.repl.model.entry import EntryKind
 from isthmus.repl.model.ports import AppliedEntries, TimeSource
 from isthmus.repl.telemetry import Family, Sample
+from isthmus.repl.unforeseen import observes
 
 WATCHED_MAX: Final = 1_024
 """Sampled writes on a node that are not applied yet; with more, the oldest are given up."""
@@ -172,6 +173,7 @@ class ChangeTraces:
         """The oldest first."""
         self._lost = 0
 
+    @observes("traces.failed")
     def watch(self, key: KeyNames, parent: TraceContext) -> None:
         """See WriteWatch: begins the span of the commit."""
         now_ms = self._time.now_ms()
@@ -180,6 +182,7 @@ class ChangeTraces:
         self._watched.setdefault(key, []).append(_Watched(span, parent, now_ms))
         self._watched_count += 1
 
+    @observes("traces.failed")
     def unwatch(self, key: KeyNames, parent: TraceContext) -> None:
         """See WriteWatch. The span of the commit says that nothing was written."""
         for one in self._watched.get(key, ()):
@@ -210,6 +213,7 @@ class ChangeTraces:
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """See `repl.model.ports.ApplyListener`: a new leader follows nothing."""
 
+    @observes("traces.failed")
     def served(self, queue: str, items: Sequence[Any], sink_node: str) -> dict[int, str] | None:
         """The contexts of those changes of a batch that are sampled, by index; ends their wait. `items` as in
         `queues.window_rules.Item`. None for none."""

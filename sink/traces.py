@@ -9,6 +9,7 @@ from isthmus.queues.window_rules import Item
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.repl.traces import Attributes, Span, SpanKind, Tracer, WriteWatch, key_attributes, parse_traceparent
+from isthmus.repl.unforeseen import observes
 from isthmus.sink.scheduler import LinkName
 
 _WRITTEN: Final = (PushOutcome.APPLIED, PushOutcome.MERGED)
@@ -29,6 +30,7 @@ class SinkTraces:
         self._tracer = tracer
         self._watch = watch
 
+    @observes("traces.failed")
     def fetched(
         self, name: LinkName, contexts: Mapping[int, str], items: Sequence[Item], start_ns: int
     ) -> list[TracedPush]:
@@ -52,6 +54,7 @@ class SinkTraces:
             pushes.append(TracedPush(index, key, span))
         return pushes
 
+    @observes("traces.failed")
     def pushed(self, pushes: Sequence[TracedPush], results: Sequence[PushResult]) -> None:
         """Their pushes have ended."""
         for at, key, span in pushes:

@@ -37,6 +37,7 @@ from isthmus.node.http.router import Router
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.security.tls import shown_address
+from isthmus.repl.unforeseen import unforeseen
 
 ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/admin/partitions/assign"): "create a bucket type by a replica map",
@@ -109,6 +110,7 @@ NOT_ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/trees/repair"): "another cluster's full-sync",
     ("POST", "/queues/{queue}/fetch"): "another cluster's sink",
     ("POST", "/queues/{queue}/object"): "another cluster's sink",
+    ("POST", "/queues/{queue}/counters"): "another cluster's sink",
     ("POST", "/batch/put"): "data",
     ("POST", "/batch/push"): "data",
     ("POST", "/buckets/{bucket}/keys"): "data",
@@ -219,6 +221,18 @@ class AuditTrail:
             await self._lines.append(self._line(scope, pattern, request, outcome))
 
     def _line(self, scope: Scope, pattern: str, request: Request, outcome: Outcome) -> dict[str, Any]:
+        """The line of an act. Never raises: one whose values cannot be shown has route and outcome alone."""
+        try:
+            return self._whole_line(scope, pattern, request, outcome)
+        except Exception as error:
+            unforeseen.exception("audit.line_failed", error, route=f"{scope['method']} {pattern}")
+            words = ACTS.get((scope["method"], pattern), pattern)
+            what = {"act": f"{words} (its values cannot be shown)", "route": f"{scope['method']} {pattern}"}
+            nobody = {"by": None, "role": None, "token": None, "certificate": None}
+            shown = outcome._replace(error=None)  # its text may name a secret
+            return self._document(nobody, None, "http", {**what, "path": None, "request": None}, shown)
+
+    def _whole_line(self, scope: Scope, pattern: str, request: Request, outcome: Outcome) -> dict[str, Any]:
         line = self._act(scope, pattern, request.params, request.document, outcome)
         secret = _secret_of(scope["headers"])
         line["before"], line["after"] = (bounded(redacted(v, secret)) for v in (request.before, request.after))

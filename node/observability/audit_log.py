@@ -25,6 +25,7 @@ import msgspec
 import structlog
 
 from isthmus.repl.telemetry import Family, Sample
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -200,8 +201,9 @@ class AuditLog:
                 done += 1
         except OSError as error:
             why = error.strerror or str(error)
-        except (TypeError, ValueError) as error:  # a defect: no line may end the writing of others
-            why = f"a line cannot be written as JSON: {error}"
+        except Exception as error:  # no line may end the writing of others
+            unforeseen.exception("audit.write_failed", error)
+            why = f"the line cannot be written: {type(error).__name__}"
         return lines[done:], why, done == 0 or self._fd < 0 or self._sync()
 
     def _write_line(self, line: Line, lost_before: int) -> None:

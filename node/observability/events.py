@@ -82,14 +82,12 @@ class RecentEvents:
         """Begin of the process: with it the number of an event is unique over restarts."""
 
     def keep(self, _logger: Any, method: str, event: Any) -> Any:
-        """A step of the log's chain: keeps the event if it is one for operators, and passes it on."""
+        """A step of the log's chain: keeps the event if it is one for operators, and passes it on. Never raises."""
         name = str(event.get("event", ""))
         kind = KINDS.get(name.partition(".")[0])
         if kind is not None and method != "debug" and not _is_quiet(name, event):
-            told = {key: value for key, value in event.items() if key not in HIDDEN and value not in ("", None)}
-            fields = ", ".join(f"{key} {value}" for key, value in _FORMS.document(told).items())
             at_ms = time.time_ns() // 1_000_000
-            self._events.append(RecentEvent(next(self._numbers), at_ms, kind, name, method, fields[:TEXT_MAX]))
+            self._events.append(RecentEvent(next(self._numbers), at_ms, kind, name, method, _text(event)))
         return event
 
     def since(self, at_ms: int, limit: int, kind: str | None = None) -> list[RecentEvent]:
@@ -101,6 +99,15 @@ class RecentEvents:
 def _is_quiet(name: str, event: Mapping[str, Any]) -> bool:
     """True for acts, for events of QUIET, and for the steps of an election but its last, the new leader's."""
     return name in QUIET or "by" in event or (name == "isr.role" and event.get("role") != "leader")
+
+
+def _text(event: Mapping[str, Any]) -> str:
+    """The fields of an event without secrets; of fields that cannot be shown, why."""
+    try:
+        told = {key: value for key, value in event.items() if key not in HIDDEN and value not in ("", None)}
+        return ", ".join(f"{key} {value}" for key, value in _FORMS.document(told).items())[:TEXT_MAX]
+    except Exception as error:  # noqa: BLE001 -- an event's values are anything, and its line is to be written
+        return f"(fields that cannot be shown: {type(error).__name__})"
 
 
 recent: Final = RecentEvents()

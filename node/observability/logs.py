@@ -1,18 +1,21 @@
 """Logs: structured events on standard error, one line each, JSON for machines or text for people. The output
 of libraries and the interpreter comes as events, too.
 
-A line that cannot be written, since the disk is full or its reader has ended, is counted and dropped; the caller never
-fails.
+A line that cannot be written, since the disk is full or its reader has ended, is counted and dropped. An event that
+cannot be made a line, whatever its fields are, is replaced by a short line that says so (`logging.line_failed`). The
+caller never fails.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from threading import Lock
 from time import monotonic
 from types import TracebackType
@@ -41,6 +44,12 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_log_failures_total": Family(
         "Lines that could not be written to standard error when they came.", "lines", "logs and store"
     ),
+    "isthmus_log_lines_replaced_total": Family(
+        "Events that could not be made a line, or only a too long one, and were replaced by a short line "
+        "(`logging.line_failed`, `logging.line_cut`).",
+        "lines",
+        "logs and store",
+    ),
     "isthmus_log_suppressed_total": Family(
         "Lines that were not written because the same event was logged too often; the next line of the event has their "
         "number (`suppressed`).",
@@ -58,6 +67,10 @@ LINE_KEPT_MAX: Final = 8_000
 """Longest line that is kept whole; of a longer one, such as a traceback, the begin."""
 
 
+LINE_MAX: Final = 256_000
+"""Longest line that is written whole: a traceback is shorter by far, and readers of logs refuse longer ones."""
+
+
 class LineSink:
     """Writes whole lines to standard error, from any thread; never raises. Keeps the last ones."""
 
@@ -66,6 +79,8 @@ class LineSink:
         self.failures = 0
         self.suppressed = 0
         """Lines that RepeatLimit held back."""
+        self.replaced = 0
+        """Events that became a short line."""
         self._last: deque[str] = deque()
         self._last_bytes = last_bytes
         self._kept_bytes = 0
@@ -84,7 +99,7 @@ class LineSink:
                 self._kept_bytes -= len(self._last.popleft())
             try:
                 print(line, file=sys.stderr, flush=True)
-            except (OSError, ValueError):  # ValueError: the file is closed
+            except Exception:  # noqa: BLE001 -- no space, no reader, or the file is closed: the caller goes on
                 self.failures += 1
 
     debug = info = warning = error = critical = msg
@@ -93,6 +108,7 @@ class LineSink:
         """Samples for Prometheus."""
         yield "isthmus_log_failures_total", {}, self.failures
         yield "isthmus_log_suppressed_total", {}, self.suppressed
+        yield "isthmus_log_lines_replaced_total", {}, self.replaced
 
 
 lines: Final = LineSink()
@@ -140,6 +156,53 @@ class RepeatLimit:
 _counting: Final = Lock()
 
 
+class LogChain:
+    """All steps from an event to its line, as the one processor of structlog: whatever a step raises, no caller does.
+
+    A step is one of structlog's processors; the last one makes the line."""
+
+    def __init__(self, steps: Sequence[Callable[[Any, str, Any], Any]], sink: LineSink, node: str) -> None:
+        self._steps = steps
+        self._sink = sink
+        self._node = node
+        self._limit = LogLimit(burst=BURST_SUBJECT)
+        """Of short lines, which no other step limits."""
+
+    def __call__(self, logger: Any, method: str, event: structlog.typing.EventDict) -> str:
+        """The line of an event. Raises DropEvent."""
+        found: Any = event
+        name = event.get("event")
+        for step in self._steps:
+            try:
+                found = step(logger, method, found)
+            except structlog.DropEvent:
+                raise
+            except Exception as error:  # noqa: BLE001 -- a line must not end what it tells of
+                return self._short(
+                    method, "logging.line_failed", name, f"{type(error).__name__} in {_name_of(step)}", ""
+                )
+        line = str(found)
+        if len(line) <= LINE_MAX:
+            return line
+        return self._short(method, "logging.line_cut", name, f"{len(line)} characters", line[:LINE_KEPT_MAX])
+
+    def _short(self, level: str, event: str, of: object, why: str, begin: str) -> str:
+        of = of if type(of) is str else type(of).__name__
+        suppressed = self._limit.due((event, of))
+        with _counting:
+            self._sink.replaced += 1
+            self._sink.suppressed += suppressed is None
+        if suppressed is None:
+            raise structlog.DropEvent
+        told = {"event": event, "of": of, "why": why, "begin": begin, "suppressed": suppressed}
+        told |= {"level": level, "node": self._node, "timestamp": datetime.now(UTC).isoformat()}
+        return json.dumps({name: value for name, value in told.items() if value})
+
+
+def _name_of(step: Callable[..., Any]) -> str:
+    return getattr(step, "__qualname__", type(step).__name__)
+
+
 class LibraryLines(logging.Handler):
     """Logs the messages of libraries as events (`library.message`), each message of a logger once in an interval."""
 
@@ -148,17 +211,26 @@ class LibraryLines(logging.Handler):
         self._limit = LogLimit(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
-        suppressed = self._limit.due((record.name, str(record.msg)))
+        """See logging.Handler. Never raises."""
+        subject = _shown(record.msg)
+        suppressed = self._limit.due((record.name, subject))
         if suppressed is None:
             return
         say = log.error if record.levelno >= logging.ERROR else log.warning
         more = {"exc_info": record.exc_info} if record.exc_info else {}
         try:
             message = record.getMessage()
-        except (TypeError, ValueError):  # its arguments do not fit
-            message = str(record.msg)
+        except Exception:  # noqa: BLE001 -- its arguments do not fit, or cannot be shown
+            message = subject
         say("library.message", library=record.name, message=message, suppressed=suppressed, **more)
+
+
+def _shown(value: object) -> str:
+    """The value as text, whatever its own methods raise."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 -- see above
+        return f"(a {type(value).__name__} that cannot be shown)"
 
 
 class PythonLines:
@@ -175,7 +247,7 @@ class PythonLines:
             args.exc_type, args.exc_value, args.exc_traceback, args.thread
         )
         sys.unraisablehook = lambda args: self.uncaught(
-            args.exc_type, args.exc_value, args.exc_traceback, where=args.err_msg or repr(args.object)
+            args.exc_type, args.exc_value, args.exc_traceback, where=args.err_msg or _shown(args.object)
         )
 
     def warned(
@@ -194,7 +266,7 @@ class PythonLines:
             log.warning(
                 "python.warning",
                 category=category.__name__,
-                message=str(message),
+                message=_shown(message),
                 place=place,
                 suppressed=suppressed,
             )
@@ -235,7 +307,7 @@ def configure(settings: LogSettings, node: str) -> None:
         event["node"] = node
         return event
 
-    shared: list[Any] = [
+    steps: list[Any] = [
         RepeatLimit(lines),
         named,
         structlog.processors.add_log_level,
@@ -246,7 +318,7 @@ def configure(settings: LogSettings, node: str) -> None:
     renderer: Any = structlog.processors.JSONRenderer() if is_json(settings) else structlog.dev.ConsoleRenderer()
     set_level(settings.level)
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[LogChain([*steps, renderer], lines, node)],
         wrapper_class=NodeLogger,
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,

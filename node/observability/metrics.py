@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from isthmus.repl.telemetry import Family, Sample
+from isthmus.repl.unforeseen import unforeseen
 
 _HISTOGRAM_PARTS: Final = ("_bucket", "_count", "_sum")
 
@@ -36,16 +37,24 @@ class PartsCollector(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """One family a name, in order of first appearance."""
+        """One family a name, in order of first appearance. A source that fails costs its own samples."""
         found: dict[str, Metric] = {}
         for source in self._sources:
-            for name, labels, value in source():
-                of, kind = kind_of(name)
-                family = found.get(of)
-                if family is None:
-                    family = found[of] = Metric(of.removesuffix("_total"), self._families[of].meaning, kind)
-                family.add_sample(name, dict(labels), value)
+            try:
+                self._add(source(), found)
+            except Exception as error:
+                unforeseen.exception(
+                    "metrics.source_failed", error, source=getattr(source, "__qualname__", repr(source))
+                )
         yield from found.values()
+
+    def _add(self, samples: Iterable[Sample], found: dict[str, Metric]) -> None:
+        for name, labels, value in samples:
+            of, kind = kind_of(name)
+            family = found.get(of)
+            if family is None:
+                family = found[of] = Metric(of.removesuffix("_total"), self._families[of].meaning, kind)
+            family.add_sample(name, dict(labels), value)
 
 
 class Metrics:

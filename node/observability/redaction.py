@@ -82,9 +82,13 @@ class Redactor:
         return _USER_INFO.sub(rf"\1{MASK}@", text) if "@" in text else text
 
     def document(self, value: Any, name: str = "") -> Any:
-        """A JSON document, the value of `name`, with MASK in place of each secret. Raises RecursionError."""
+        """A JSON document, the value of `name`, with MASK in place of each secret. Keys that are no text, as documents
+        in memory may have, are kept. Raises RecursionError."""
         if isinstance(value, dict):
-            return {self.clean(key) if " " in key else key: self.document(each, key) for key, each in value.items()}
+            return {
+                self.clean(key) if isinstance(key, str) and " " in key else key: self.document(each, str(key))
+                for key, each in value.items()
+            }
         if isinstance(value, list):
             if len(value) == 2 and isinstance(value[0], str) and _NAME.search(value[0]):
                 name = value[0]

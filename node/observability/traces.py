@@ -23,6 +23,7 @@ from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.watched_files import check_private, encoding_fault
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.repl.traces import Attributes, SpanKind, TraceContext
+from isthmus.repl.unforeseen import observes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -109,14 +110,17 @@ class OtelSpan:
         found = span.get_span_context()
         self.context = TraceContext(found.trace_id, found.span_id)
 
+    @observes("traces.failed")
     def set(self, name: str, value: str | int | bool) -> None:
         """See Span."""
         self._span.set_attribute(name, value)
 
+    @observes("traces.failed")
     def event(self, name: str, at_ns: int) -> None:
         """See Span."""
         self._span.add_event(name, timestamp=at_ns)
 
+    @observes("traces.failed")
     def end(self, error: str = "") -> None:
         """See Span."""
         if error:

@@ -89,6 +89,7 @@ from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.log import FileLog
+from isthmus.repl.runtime.actor_renewal import ClusterWitness
 from isthmus.repl.runtime.metastore_copy import CopyKeeper
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
@@ -98,6 +99,7 @@ from isthmus.repl.telemetry import Sample
 from isthmus.repl.traces import ChangeTraces
 from isthmus.sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
 from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.counter_exchange import CounterExchange
 from isthmus.sink.dead_letters import FILE_NAME, DeadLetters
 from isthmus.sink.service import Sink
 from isthmus.sink.traces import SinkTraces
@@ -276,8 +278,12 @@ class NodeServices:
             read_pool=self.read_pool,
         )
         self.runtime.listeners.add(self.queues)
+        self.witness = ClusterWitness(self.runtime, metastore, self.time, self.read_pool)
+        self.coordinator.on_ahead = self.witness.renewal.pushed
+        for listener in (self.witness.held_counters, self.witness.renewal):
+            self.runtime.listeners.add(listener)
         self.traces = None if resources.tracer is None else self._build_traces(resources.tracer)
-        self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
+        self.queue_acts = QueueActs(self.queues, self.store, self.read_pool, self.witness)
         self.queue_coverage = QueueCoverage(self.queues, self.controller)
         self.reaper = Reaper(
             self.runtime,
@@ -340,6 +346,12 @@ class NodeServices:
             cluster=facts,
             clocks=self.clocks.peers,
             traces=None if self.traces is None else self.traces.sink,
+            counters=CounterExchange(
+                self.witness.held_counters,
+                self.witness.told,
+                (self.cluster_uuid, settings.node.cluster),
+                self.time,
+            ),
         )
         self.key_explainer = KeyExplainer(
             runtime=self.runtime,
@@ -390,7 +402,19 @@ class NodeServices:
         )
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
-        self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms, self.clocks))
+        self.query.serve(
+            NODE_HEALTH,
+            NodeHealthResponder(
+                self.credentials,
+                self.history,
+                self.started_ms,
+                self.settings.listen.connections_limit,
+                lambda: self.replog.stats().free_inodes,
+                lambda: self.witness.renewal.renewals,
+                self.time,
+                self.clocks,
+            ),
+        )
         self.support = SupportResponder(self.settings, self.credentials, lines)
         self.query.serve(SUPPORT, self.support)
         self.query.serve(SETTINGS, SettingsResponder(self.options, self.properties))

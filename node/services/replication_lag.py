@@ -38,6 +38,7 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
 
     `answers`: {"queues", "proven"} of each node. `seconds` is the worst partition's; a partition that no node reports
     makes the row unknown. `both_ways`: the clusters are to be equal, and were found so at `equal_ms` (None: never).
+    `proofs_unknown_at`: nodes that do not answer, whose checks may have proven more: with them no proof is not "never".
     """
     parts: dict[str, dict[int, dict[str, Any]]] = {}
     heads: dict[str, dict[str, Any]] = {}
@@ -65,6 +66,8 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
     types: dict[str, list[PartitionRecord]] = {}
     for record in records.values():
         types.setdefault(record.bucket_type, []).append(record)
+    holders = {node for record in records.values() for node in record.replicas}
+    silent = sorted({node for node in holders | answers.keys() if answers.get(node) is None})
     return [
         {
             "queue": name,
@@ -74,6 +77,7 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
             "proven_ms": proven.get((name, bucket_type)),
             "both_ways": (name, bucket_type) in equal,
             "equal_ms": equal.get((name, bucket_type)) or None,
+            "proofs_unknown_at": silent,
         }
         for name in sorted(heads)
         for bucket_type, of_type in sorted(types.items())

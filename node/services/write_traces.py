@@ -32,6 +32,7 @@ from isthmus.repl.traces import (
     key_attributes,
     parse_traceparent,
 )
+from isthmus.repl.unforeseen import observes
 
 METHOD: Final = "traced-write"
 
@@ -96,11 +97,13 @@ class LeaderWatch:
         self._routes = routes
         self._links = links
 
+    @observes("traces.failed")
     def watch(self, key: KeyNames, parent: TraceContext) -> None:
         """See WriteWatch."""
         if self._led_here(key, parent, follows=True):
             self._changes.watch(key, parent)
 
+    @observes("traces.failed")
     def unwatch(self, key: KeyNames, parent: TraceContext) -> None:
         """See WriteWatch."""
         if self._led_here(key, parent, follows=False):
@@ -152,6 +155,7 @@ class RequestSpan:
         self._watch = watch
         watch.watch(key, span.context)
 
+    @observes("traces.failed")
     def end(self, error: str = "") -> None:
         """It ends now; `error`: the reason why it failed."""
         if error:
@@ -173,6 +177,7 @@ class WriteTraces:
         """Traced PUTs that were started, by the future of their result."""
         self._counts = {"client": 0, "sampling": 0}
 
+    @observes("traces.failed")
     def begin(self, method: str, key: Key, headers: Headers) -> RequestSpan | None:
         """See RequestTraces."""
         parent = None
@@ -208,6 +213,7 @@ class WriteTraces:
         for by, count in self._counts.items():
             yield "isthmus_trace_requests_total", {"by": by}, count
 
+    @observes("traces.failed")
     def _done(self, results: asyncio.Future[Any]) -> None:
         """The results are there: usual ones end the span; for others `settled` does."""
         if not results.cancelled() and results.exception() is None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final, NamedTuple, cast
 
@@ -29,6 +29,7 @@ from isthmus.repl.coordinator.round_gate import RoundGate
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.upcoming_leadership import UpcomingLeaderships
 from isthmus.repl.coordinator.write_batch import (
+    ForgedClock,
     UnreplicatedCheck,
     Warned,
     WriteBatch,
@@ -41,6 +42,7 @@ from isthmus.repl.model.entry import EntryKind, make_entry
 from isthmus.repl.model.errors import (
     BadInput,
     Corruption,
+    InternalError,
     IsthmusError,
     NotReady,
     OutcomeUnknown,
@@ -67,6 +69,7 @@ from isthmus.repl.runtime.waiters import BatchResult, PendingBatch, RequestTimeo
 from isthmus.repl.store.request_dedup import request_name
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
+from isthmus.repl.unforeseen import observes, unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -98,6 +101,7 @@ class CoordinatorMetrics:
             if isinstance(result, IsthmusError):
                 self.failed(result)
 
+    @observes("metrics.bug")
     def count_batch(self, batch: WriteBatch) -> None:
         """Count the items of a batch."""
         self.kinds["put"] += batch.put_count
@@ -196,6 +200,9 @@ class Coordinator:
         applied."""
         self._gate = RoundGate(runtime.rounds, self._loop, self._take)
         self.unreplicated: UnreplicatedCheck = never_unreplicated
+        self.on_ahead: Callable[[Partition, int], bool] = lambda _partition, _counter: False
+        """Whether the partition takes another actor, since a push names this counter of its current one
+        (`repl.runtime.actor_renewal`)."""
         """Set by the node once its source queues exist."""
         self._metrics = CoordinatorMetrics()
         runtime.listeners.add(self)
@@ -340,7 +347,7 @@ class Coordinator:
         for answer in answers:
             if isinstance(answer, PushResult):
                 results.append(answer)
-            elif isinstance(answer, BadInput | Corruption):
+            elif isinstance(answer, BadInput | Corruption | InternalError):
                 results.append(PushResult(PushOutcome.REJECTED, answer))
             else:
                 results.append(PushResult(PushOutcome.FAILED, cast(IsthmusError, answer)))
@@ -411,30 +418,33 @@ class Coordinator:
         waiting: list[_LocalPart] = []
         # `_take` releases a request once for each of its partitions, a forwarded part once.
         for slot, request in enumerate(requests):
-            bucket_type, bucket, name = request[0]
             try:
+                bucket_type, bucket, name = request[0]
                 if not (0 < len(bucket) <= limit and 0 < len(name) <= limit):
                     raise self._bad_key(bucket, name)
                 if bucket_type != of_type:
                     of_type, partition_ids = bucket_type, routes.partition_ids(bucket_type)
                 hash64 = key_hash(bucket, name)
                 partition = partition_ids[partition_index(hash64, len(partition_ids))]
+                target = targets.get(partition)
+                if target is None:
+                    led = partitions.get(partition)
+                    if led is not None and led.replica.ready:
+                        target = _LocalPart(requests, waiter, [], [])
+                        inbox.setdefault(partition, []).append(target)
+                        posted.append(target)
+                        waiter.remaining += 1
+                    else:
+                        target = self._target_elsewhere(partition, away if forward else None, requests, waiter)
+                        if type(target) is _LocalPart:
+                            waiting.append(target)
+                    targets[partition] = target
             except IsthmusError as error:
                 waiter.results[slot] = clear_traceback(error)
                 continue
-            target = targets.get(partition)
-            if target is None:
-                led = partitions.get(partition)
-                if led is not None and led.replica.ready:
-                    target = _LocalPart(requests, waiter, [], [])
-                    inbox.setdefault(partition, []).append(target)
-                    posted.append(target)
-                    waiter.remaining += 1
-                else:
-                    target = self._target_elsewhere(partition, away if forward else None, requests, waiter)
-                    if type(target) is _LocalPart:
-                        waiting.append(target)
-                targets[partition] = target
+            except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+                waiter.results[slot] = unforeseen.exception("request.bug", error)
+                continue
             if type(target) is _LocalPart:
                 target.slots.append(slot)
                 target.hashes.append(hash64)
@@ -501,10 +511,14 @@ class Coordinator:
                 waiter.results[slot] = answer
             waiter.release()
 
-        if isinstance(part.requests[0], WriteRequest):
-            self._forwarder.write(node, cast("list[WriteRequest]", part.requests), done)
-        else:
-            self._forwarder.push(node, cast("list[PushItem]", part.requests), done)
+        try:
+            if isinstance(part.requests[0], WriteRequest):
+                self._forwarder.write(node, cast("list[WriteRequest]", part.requests), done)
+            else:
+                self._forwarder.push(node, cast("list[PushItem]", part.requests), done)
+        except Exception as error:  # noqa: BLE001 -- nothing says whether some of it was sent
+            unknown = unforeseen.exception("forwarding.failed", error, peer=node)
+            waiter.fail(part.slots, OutcomeUnknown(str(unknown)))
 
     def _bad_key(self, bucket: bytes, name: bytes) -> BadInput:
         if not bucket or not name:
@@ -518,15 +532,23 @@ class Coordinator:
         wall_ms, now_ms = time.wall_ms(), time.now_ms()
         with self._runtime.replog.grouped():
             for partition_id, shares in inbox.items():
-                self._append_batch(self._runtime.partitions[partition_id], shares, wall_ms, now_ms)
+                try:
+                    self._append_batch(partition_id, shares, wall_ms, now_ms)
+                except Exception as error:  # noqa: BLE001 -- raised before anything was appended
+                    _refuse(shares, unforeseen.exception("write.batch_bug", error, partition=partition_id))
 
-    def _append_batch(self, partition: Partition, shares: list[_LocalPart], wall_ms: int, now_ms: int) -> None:
-        """Make the entries of all items and append them together; register who waits for which offset."""
-        refused: IsthmusError | None = not_led(self._runtime, self.routes, partition.id)
+    def _append_batch(self, partition_id: int, shares: list[_LocalPart], wall_ms: int, now_ms: int) -> None:
+        """Make the entries of all items and append them together; register who waits for which offset. Raises only
+        what was raised before anything was appended."""
+        refused: IsthmusError | None = not_led(self._runtime, self.routes, partition_id)
         if refused is not None:
             _refuse(shares, refused)
             return
         runtime = self._runtime
+        partition = runtime.partitions[partition_id]
+        if partition.overtaken_actor == partition.actor:
+            _refuse(shares, _another_actor(partition))
+            return
         batch = WriteBatch(
             partition,
             runtime.store,
@@ -542,16 +564,28 @@ class Coordinator:
             end = add_items(batch, requests, slots, hashes, waiter.results)
             pending.append(PendingBatch(end, waiter, slots))
         self._metrics.count_batch(batch)
-        if batch.entries:
-            refused = runtime.append(partition, batch.entries, now_ms)
-            if refused is not None:
-                _refuse(shares, refused)
-                return
-            partition.unapplied.add_pending_rows(batch.new_rows)
-            if batch.new_requests:
-                self._pending_requests.setdefault(partition.id, {}).update(batch.new_requests)
-        if batch.needs_confirmation:
-            confirm_refusals(runtime, partition, [(share.waiter, slot) for share in shares for slot in share.slots])
+        if batch.ahead_counter and self.on_ahead(partition, batch.ahead_counter):
+            again = _another_actor(partition)
+            for _, waiter, slots, _ in shares:
+                for slot in slots:
+                    if isinstance(waiter.results[slot], ForgedClock):
+                        waiter.results[slot] = again
+        try:
+            if batch.entries:
+                refused = runtime.append(partition, batch.entries, now_ms)
+                if refused is not None:
+                    _refuse(shares, refused)
+                    return
+                partition.unapplied.add_pending_rows(batch.new_rows)
+                if batch.new_requests:
+                    self._pending_requests.setdefault(partition.id, {}).update(batch.new_requests)
+            if batch.needs_confirmation:
+                confirm_refusals(runtime, partition, [(share.waiter, slot) for share in shares for slot in share.slots])
+        except Exception as bug:  # noqa: BLE001 -- some of it may be appended, and later writes be misjudged
+            runtime.quarantine(partition, bug)
+            unknown = f"partition {partition_id}: its copy here stopped while this was appended"
+            _refuse(shares, OutcomeUnknown(unknown))
+            return
         waiting = [each for each in pending if each.end]
         if len(waiting) < len(pending):
             for each in pending:
@@ -574,6 +608,14 @@ class Coordinator:
     def metrics(self) -> list[Sample]:
         """Samples of items since start: by kind, forwarded, refused by reason; reads by isolation."""
         return [*self._metrics.samples(), *self._reads.samples(), *self._forwarder.samples()]
+
+
+def _another_actor(partition: Partition) -> NotReady:
+    """The refusal while a partition takes another actor, which takes as long as an election."""
+    return NotReady(
+        f"partition {partition.id}: another cluster holds writes of this one that its log lacks; nothing is written "
+        "until it has a new actor"
+    )
 
 
 def _refuse(shares: Sequence[_LocalPart], error: IsthmusError) -> None:

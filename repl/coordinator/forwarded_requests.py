@@ -11,15 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-import structlog
-
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.coordinator.listing import Listing
 from isthmus.repl.coordinator.reads import Reads
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown
 from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
-
-log = structlog.get_logger(__name__)
+from isthmus.repl.unforeseen import unforeseen
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 """(node that asks, body) -> answer. Raises CodecError for a body that is not one, and Retryable."""
@@ -94,6 +91,6 @@ def _answer(
     try:
         answer: bytes | IsthmusError = encode(submitted.result())
     except Exception as error:
-        log.exception("forwarded.request.failed")
+        unforeseen.exception("forwarded.request.failed", error)
         answer = OutcomeUnknown(f"the answer could not be made: {type(error).__name__}")
     answered(answer)

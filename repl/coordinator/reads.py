@@ -22,6 +22,7 @@ from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.runtime.waiters import BatchResult
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.unforeseen import unforeseen
 
 ANSWER_BYTES: Final = 8 * 1024 * 1024
 """Most bytes of values in one answer to another node, except for a single larger object. Both nodes hold as much memory
@@ -191,12 +192,15 @@ class Reads:
         for slot, key in enumerate(keys):
             try:
                 partition_id = self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))
+                if partition_id not in elsewhere:
+                    refused = not_led(self._runtime, self._routes, partition_id)
+                    elsewhere[partition_id] = refused.leader if isinstance(refused, NotLeader) else None
             except IsthmusError as error:
                 results[slot] = error
                 continue
-            if partition_id not in elsewhere:
-                refused = not_led(self._runtime, self._routes, partition_id)
-                elsewhere[partition_id] = refused.leader if isinstance(refused, NotLeader) else None
+            except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+                results[slot] = unforeseen.exception("read.bug", error)
+                continue
             node = elsewhere[partition_id]
             if node is None:
                 here.append((slot, partition_id))
@@ -226,6 +230,8 @@ class Reads:
                 here.append((slot, self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))))
             except IsthmusError as error:
                 results[slot] = error
+            except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+                results[slot] = unforeseen.exception("read.bug", error)
         partitions = {partition_id for _, partition_id in here}
         waits = [self._upcoming.wait(self._runtime.partitions.get(partition_id)) for partition_id in partitions]
         upcoming = [wait for wait in waits if wait is not None]
@@ -248,14 +254,19 @@ class Reads:
         refused: dict[int, IsthmusError | None] = {}
         asked: dict[int, asyncio.Future[None]] = {}
         for partition_id in {partition_id for _, partition_id in slots}:
-            refused[partition_id] = not_led(self._runtime, self._routes, partition_id)
-            if refused[partition_id] is None and isolation is Isolation.COMMITTED:
-                asked[partition_id] = self._runtime.committed(self._runtime.partitions[partition_id])
+            try:
+                refused[partition_id] = not_led(self._runtime, self._routes, partition_id)
+                if refused[partition_id] is None and isolation is Isolation.COMMITTED:
+                    asked[partition_id] = self._runtime.committed(self._runtime.partitions[partition_id])
+            except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+                refused[partition_id] = unforeseen.exception("read.bug", error, partition=partition_id)
         for partition_id, confirmed in asked.items():
             try:
                 await confirmed
             except IsthmusError as error:
                 refused[partition_id] = error
+            except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+                refused[partition_id] = unforeseen.exception("read.bug", error, partition=partition_id)
         for count, (slot, partition_id) in enumerate(slots, 1):
             if not count % TURN_KEYS:
                 await asyncio.sleep(0)
@@ -278,6 +289,8 @@ class Reads:
                 results[slot] = payload
             except IsthmusError as failed:
                 results[slot] = failed
+            except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+                results[slot] = unforeseen.exception("read.bug", error, partition=partition_id)
         return results
 
     def _led(self, partition_id: int) -> Partition:

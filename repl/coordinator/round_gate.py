@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from isthmus.repl.runtime.rounds import Rounds
+from isthmus.repl.unforeseen import unforeseen
 
 ROUND_WAIT_S: Final = 0.05
 """Longest time for which requests wait until the node's followers have acknowledged the round before: a slow follower
@@ -64,21 +65,29 @@ class RoundGate:
 
     def _look(self) -> None:
         """Take the requests now, or say until when they wait."""
+        try:
+            waits = self._arrived and self._waits()
+        except Exception as error:  # whatever is wrong with the rounds, the requests must not wait for it
+            unforeseen.exception("write.gate_bug", error)
+            waits = False
+        if not waits:
+            self._release()
+
+    def _waits(self) -> bool:
+        """Whether the requests wait: a timer, or the end of the round, takes them."""
         rounds = self._rounds
-        if not self._arrived:
-            return  # taken meanwhile
         if rounds.open:
             if self._timer is None:
                 self._timer = self._loop.call_later(ROUND_WAIT_S, self._release)
                 rounds.when_over(self._round_over)
-            return
+            return True
         if self._arrived < self._expected:
             wait_s = rounds.ended_s + min(GATHER_SHARE * rounds.lasted_s, GATHER_MOST_S) - rounds.clock()
             if wait_s > 0:
                 self._gathering = True
                 self._timer = self._loop.call_later(wait_s, self._release)
-                return
-        self._release()
+                return True
+        return False
 
     def _round_over(self) -> None:
         if self._timer is not None:

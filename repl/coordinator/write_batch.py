@@ -208,6 +208,8 @@ class WriteBatch:
         self.put_count = 0
         self.delete_count = 0
         self.repeated_count = 0
+        self.ahead_counter = 0
+        """The highest counter of this partition's actor, not made by its log, in a push (R-FORGED); 0: none."""
         self.needs_confirmation = False
         """An item was refused for a reason that holds only while this node leads."""
         self.warned: list[Warned] = []
@@ -497,7 +499,9 @@ class WriteBatch:
     def _check_pushed_clock(self, clock: Clock) -> None:
         """Refuse a pushed clock that names writes of this partition which were never made: later writes would look
         old (R-FORGED)."""
-        if counter_of(clock, self.partition.actor) >= pack_counter(self.epoch, self.next_offset):
+        counter = counter_of(clock, self.partition.actor)
+        if counter >= pack_counter(self.epoch, self.next_offset):
+            self.ahead_counter = max(self.ahead_counter, counter)
             raise self._never_made(
                 ForgedClock("the pushed object's clock names writes that this cluster has not made"), clock
             )
@@ -520,6 +524,16 @@ class WriteBatch:
         self.next_offset = entry.offset + 1
         self.entries.append(entry)
         self.new_rows[entry.bucket, entry.key] = entry
+
+    def take_back(self, first: int) -> None:
+        """Remove the entries at `first` and above: the work on their item failed."""
+        if self.next_offset == first:
+            return
+        self.next_offset = first
+        self.entries[:] = [entry for entry in self.entries if entry.offset < first]
+        self.new_rows.clear()  # in place, as `entries`: the fast path has them in hand
+        self.new_rows.update({(entry.bucket, entry.key): entry for entry in self.entries})
+        self.new_requests = {name: at for name, at in self.new_requests.items() if at < first}
 
     def too_long(self, wire: bytes) -> TooLarge:
         """The refusal of an entry that other nodes or clusters would not take."""

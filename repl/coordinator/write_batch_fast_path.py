@@ -7,6 +7,8 @@ object has one sibling, and neither objects nor rows are built as values on the 
 A common push is an object of one sibling that names no write of this partition, for a key that is missing, or that it
 dominates and that has no write of this partition either. It is stored as it came; only its clock is decoded, once.
 
+An item whose work raises what nobody foresaw ends alone, as an InternalError, and leaves no entry.
+
 Every other item goes through `WriteBatch.write` or `WriteBatch.push`, which define what is right: both paths make the
 same entries and answers for common items, too.
 """
@@ -35,6 +37,7 @@ from isthmus.repl.model.vclock import (
     increment,
     of_one_writer,
 )
+from isthmus.repl.unforeseen import unforeseen
 
 _pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
 _new: Final = tuple.__new__
@@ -79,7 +82,7 @@ def _add_writes(
     bucket, bucket_head, quiet_bytes = b"", b"", -1
     end = puts = 0
     for slot, hash64 in zip(slots, hashes, strict=True):
-        request = requests[slot]
+        request, first = requests[slot], batch.next_offset
         try:
             (_, item_bucket, key), content, context, request_id, _, condition = request
             value, content_type, content_encoding, metadata, links, indexes, tombstone = content
@@ -134,6 +137,11 @@ def _add_writes(
             results[slot] = _new(WriteResult, (payload, clock, 1, True, False, ""))
         except IsthmusError as error:
             results[slot] = clear_traceback(error)
+        except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+            batch.take_back(first)
+            results[slot] = unforeseen.exception(
+                "write.bug", error, partition=partition_id, bucket=repr(request.key.bucket)
+            )
     batch.put_count += puts
     return end
 
@@ -161,7 +169,7 @@ def _add_pushes(
     reaped = batch.store.reaped_clocks(partition_id)
     last_bucket, bucket_head, end = b"", b"", 0
     for slot, hash64 in zip(slots, hashes, strict=True):
-        item = items[slot]
+        item, first = items[slot], batch.next_offset
         try:
             (_, bucket, key), origin, payload, leaving = item
             summary = (
@@ -213,4 +221,9 @@ def _add_pushes(
             results[slot] = APPLIED
         except IsthmusError as error:
             results[slot] = clear_traceback(error)
+        except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+            batch.take_back(first)
+            results[slot] = unforeseen.exception(
+                "push.bug", error, partition=partition_id, bucket=repr(item.key.bucket)
+            )
     return end

@@ -3,15 +3,27 @@
 Rows between a store's durable floor and its applied offset may be missing after the machine stopped. Such a partition
 starts at its floor, and serves nothing before a barrier above the found offset is applied. When the last partition has
 passed its found offset, the store is notified in a thread, since that takes a sync.
+
+A partition whose record is not known, as at the first start on a restored directory, is replayed once its copy is
+opened. Until then the store notes nothing: another restart would replay what was replayed once more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import Final
 
-from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.errors import LocalFault, StorageShort
 from isthmus.repl.store.port import Store
+from isthmus.repl.unforeseen import unforeseen
+
+PATIENCE_S: Final = 60.0
+"""How long the end of a replay waits for descriptors, inodes or space for its checkpoint; then the node ends."""
+
+PAUSE_S: Final = 1.0
+"""Pause between two tries."""
 
 
 class LogReplay:
@@ -22,6 +34,7 @@ class LogReplay:
         self._fail = fail
         self._targets: dict[int, int] = {}
         """Partition -> the applied offset that was found."""
+        self._started = False
 
     @property
     def waits(self) -> bool:
@@ -41,25 +54,40 @@ class LogReplay:
     def forget(self, partition: int) -> None:
         """Replay nothing of this partition: a state transfer replaces its rows."""
         self._targets.pop(partition, None)
+        if self._started:
+            self._look()
 
     def start(self) -> None:
-        """Notify the store at once where nothing has to be replayed. All partitions of the store are known."""
-        if self._store.needs_replay() and not self._targets:
-            self._finish()
+        """Notify the store at once where nothing has to be replayed. Later copies may be opened, too."""
+        self._started = True
+        self._look()
 
     def passed(self, partition: int, end: int) -> None:
         """All entries below `end` are applied."""
         target = self._targets.get(partition)
         if target is not None and end >= target:
             del self._targets[partition]
-            if not self._targets:
-                self._finish()
+            self._look()
 
-    def _finish(self) -> None:
-        asyncio.get_running_loop().run_in_executor(None, self._replay_finished)
+    def _look(self) -> None:
+        if self._store.needs_replay() and not self._targets:
+            asyncio.get_running_loop().run_in_executor(None, self._replay_finished)
 
     def _replay_finished(self) -> None:
-        try:
-            self._store.replay_finished()
-        except (LocalFault, OSError) as error:
-            self._fail(error)
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self._store.replay_finished()
+            except StorageShort as error:
+                if time.monotonic() > until_s:
+                    self._fail(error)
+                    return
+                time.sleep(PAUSE_S)
+            except (LocalFault, OSError) as error:
+                self._fail(error)
+                return
+            except Exception as error:  # the store notes nothing: the next start replays again
+                unforeseen.exception("store.replay_bug", error)
+                return
+            else:
+                return

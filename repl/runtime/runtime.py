@@ -53,6 +53,7 @@ from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.port import PartitionStep, Store
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Delivery, Links
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -107,16 +108,17 @@ class Runtime:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._registrar = registrar
+        self._disk_full = DiskFullPolicy(replog, store)
         self._storage = Storage(
             store,
             replog,
             self.partitions,
             self,
+            self._disk_full,
             window_bytes=settings.window_bytes,
             entry_limit_bytes=settings.entry_limit_bytes,
             checkpoint_interval_ms=settings.checkpoint_interval_ms,
         )
-        self._disk_full = DiskFullPolicy(replog)
         self._metastore_effects = MetastoreEffects(identity, metastore, registrar, self)
         self._sender = ReplicationSender(links, replog, time, self)
         self.rounds = Rounds()
@@ -344,7 +346,7 @@ class Runtime:
             if effects:
                 self._perform(partition, effects, now_ms)
         except Exception as bug:  # noqa: BLE001 - an effect may be lost: this copy must not go on
-            self._quarantine(partition, bug)
+            self.quarantine(partition, bug)
 
     def check_log_start(self, partition: Partition) -> None:
         """Feed a Trimmed event if the log begins above the offset that the replica knows."""
@@ -353,9 +355,9 @@ class Runtime:
             partition.log_start = start
             self.feed(partition, ev.Trimmed(start))
 
-    def _quarantine(self, partition: Partition, bug: Exception) -> None:
+    def quarantine(self, partition: Partition, bug: Exception) -> None:
         """Stop one copy after a bug and leave its files as they are; all other copies go on."""
-        log.error("runtime.bug", partition=partition.id, exc_info=bug)
+        unforeseen.exception("runtime.bug", bug, partition=partition.id)
         reason = f"bug: {bug or type(bug).__name__}; report it with this node's log, then start the node again"
         now_ms = self.time.now_ms()
         self._perform(partition, partition.replica.step(ev.PersistFailed(reason), now_ms), now_ms)
@@ -401,7 +403,7 @@ class Runtime:
                 self._storage.apply(partition, committed, now_ms)
             return committed is not None
         except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
-            self._quarantine(partition, bug)
+            self.quarantine(partition, bug)
             return True
 
     def on_applied(self, steps: Sequence[PartitionStep], committed_ms: int) -> None:
@@ -422,7 +424,7 @@ class Runtime:
                     effects = replica.step(ev.AppliedTo(end), now_ms)
                 partition.waiters.applied(end)
             except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
-                self._quarantine(partition, bug)
+                self.quarantine(partition, bug)
                 continue
             applied.append((partition, entries))
             if effects:
@@ -434,7 +436,7 @@ class Runtime:
             try:
                 self._perform(partition, effects, now_ms)
             except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
-                self._quarantine(partition, bug)
+                self.quarantine(partition, bug)
         self._ticks.arm()
         self.flush()
 
@@ -499,7 +501,7 @@ class Runtime:
             if effects:
                 self._perform(partition, effects, self.time.now_ms())
         except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
-            self._quarantine(partition, bug)
+            self.quarantine(partition, bug)
 
     def commit(self, partition: Partition, rule: Callable[..., int], now_ms: int, *arguments: object) -> None:
         """See `StreamEvents`."""
@@ -510,7 +512,7 @@ class Runtime:
             if end:
                 self._storage.apply(partition, end, now_ms)
         except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
-            self._quarantine(partition, bug)
+            self.quarantine(partition, bug)
 
     def _role_changed(self, partition: Partition, effect: fx.RoleChanged) -> None:
         write = log.error if effect.role is ReplicaRole.FAILED else log.info

@@ -232,7 +232,8 @@ class Store(Protocol):
         starts at the floors and nothing may be served before it has passed `applied`."""
 
     def replay_finished(self) -> None:
-        """Replay has passed every applied offset found at open: checkpoint, then note the boot id."""
+        """Replay has passed every applied offset found at open: checkpoint, then note the boot id. Does nothing while
+        some partition is below its own, such as one whose copy is not open yet."""
 
     def write(self, steps: Sequence[PartitionStep]) -> None:
         """Apply the steps in one LevelDB batch: `commit(prepare(steps))`. Raises LocalFault when the disk refuses."""
@@ -243,8 +244,13 @@ class Store(Protocol):
     def takes_at_once(self, prepared: Prepared) -> bool:
         """Whether `commit` would probably not block, so that the event loop may call it."""
 
-    def commit(self, prepared: Prepared) -> None:
-        """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
+    def commit(self, prepared: Prepared, *, patient: bool = True) -> None:
+        """Write a prepared batch; readers see all of it or nothing. Raises LocalFault. While the store cannot create a
+        file that it needs, it waits, or, if not `patient`, raises StorageShort: the batch is then to be committed
+        again before any other."""
+
+    shortage: str
+    """Why the last write waited, or waits, as a clause for operators; "" once it was written."""
 
     def checkpoint(self) -> None:
         """Note the applied offsets, call `before_floors`, sync the logs and the directory, persist the noted offsets as

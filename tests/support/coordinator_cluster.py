@@ -64,6 +64,7 @@ class FakePartition:
     unapplied: UnappliedBuffer = field(default_factory=lambda: UnappliedBuffer(0, 0, MemoryWindow(0)))
     waiters: Waiters = field(default_factory=Waiters)
     reaped_pushes: ReapedPushes = field(default_factory=ReapedPushes)
+    overtaken_actor: bytes = b""
 
     @property
     def actor_prefix(self) -> bytes:
@@ -100,6 +101,12 @@ class FakeRuntime:
         self.read_refusals: list[IsthmusError] = []
         self.confirmed: list[int] = []
         self.appends: list[int] = []
+        self.quarantined: list[int] = []
+
+    def quarantine(self, place: FakePartition, _bug: Exception) -> None:
+        """Leadership of the copy ends, as far as its coordinator sees."""
+        self.quarantined.append(place.id)
+        place.replica.ready = False
 
     def append(self, place: FakePartition, entries: Sequence[Entry], _now_ms: int) -> IsthmusError | None:
         if self.refusal is not None:

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.replica_state import ReplicaOptions
@@ -31,6 +32,7 @@ from isthmus.repl.replog import writer
 from isthmus.repl.store import row_codec
 from isthmus.repl.store.rows import CHANGE_HEAD, bucket_head
 from tests.support.memory_metastore import MemoryEnsemble
+from tests.support.runtime_cluster import eventually
 from tests.support.waiting import PATIENCE_S
 
 NodeFactory = Callable[..., AbstractAsyncContextManager]
@@ -362,3 +364,31 @@ async def test_an_answer_that_depends_on_a_pending_entry_waits_for_it(
             assert (await first).created
             assert not (await second).created
             assert [r.outcome for r in await push] == [PushOutcome.SUPERSEDED]
+
+
+async def test_a_replay_ends_once_the_last_copy_is_opened(tmp_path: Path, start_node: NodeFactory) -> None:
+    """After another boot the records of some partitions come later, as on a restored directory: the store notes the end
+    of the replay when these are replayed, too, not before, and nothing of the node fails meanwhile."""
+
+    def named(n: int) -> bytes:
+        return b"%d" % n
+
+    ensemble = MemoryEnsemble()
+    async with start_node(tmp_path, ensemble, stop=False) as h:
+        for n in range(50):
+            await h.coordinator.write(WriteRequest(key(named(n)), Content(b"v%d" % n)))
+        assert all(h.runtime.store.applied(p).offset > 1 for p in range(4))
+    hidden = {path: ensemble._nodes.pop(path) for path in ("/p/2", "/p/3")}
+    with structlog.testing.capture_logs() as lines:
+        async with start_node(tmp_path, ensemble, boot_id="boot-2", wait=False) as h:
+            await eventually(lambda: all(p in h.runtime.partitions and h.partition(p).serves for p in (0, 1)))
+            await asyncio.sleep(0.2)
+            assert h.runtime.store.needs_replay()
+            for path, node in hidden.items():
+                ensemble.create(path, node.value)
+            await eventually(lambda: len(h.runtime.partitions) == 4 and h.ready)
+            await eventually(lambda: not h.runtime.store.needs_replay())
+            for n in range(50):
+                assert values(await h.coordinator.get(key(named(n)))) == [b"v%d" % n]
+            assert not h.failures
+    assert [line["event"] for line in lines if line["log_level"] in ("error", "critical")] == []

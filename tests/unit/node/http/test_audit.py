@@ -356,3 +356,24 @@ async def test_a_route_that_nobody_thought_of_is_recorded_all_the_same() -> None
     recorded.app.router.add("DELETE", "/new/{thing}", act)
     await recorded.send(method="DELETE", path="/new/x")
     assert (recorded.line["what"]["act"], recorded.line["outcome"]) == ("DELETE /new/x", "done")
+
+
+async def test_values_that_cannot_be_shown_cost_no_act_its_answer(logged: list[Any]) -> None:
+    """The act is answered as ever; its line has route and outcome, and says that the values are lacking."""
+
+    class Mute:
+        def __str__(self) -> str:
+            raise OSError("not shown")
+
+    recorded = Recorded()
+    ring: dict[Any, Any] = {3: Mute()}
+
+    async def act(request: Request, _body: SetRequest) -> Reply:
+        request.changed(ring, {(1, 2): "pair"})
+        return json_reply({})
+
+    recorded.app.router.add("POST", "/admin/rings/{name}", BodyHandler(SetRequest, act))
+    assert await recorded.send({"value": 1}, path="/admin/rings/a") == 200
+    assert recorded.line["what"]["act"].endswith("(its values cannot be shown)")
+    assert (recorded.line["outcome"], recorded.line["status"]) == ("done", 200)
+    assert [each["event"] for each in logged] == ["audit.line_failed"]

@@ -265,7 +265,7 @@ async def test_a_line_that_is_no_json_is_lost_alone(tmp_path: Path) -> None:
         with structlog.testing.capture_logs() as events:
             for each in (line(1), {**line(2), "before": object()}, line(3)):
                 await log.append(each)
-        assert [event["event"] for event in events] == ["audit.lost"]
+        assert [event["event"] for event in events] == ["audit.write_failed", "audit.lost"]
         assert [act["at_ms"] for act in (await log.page(None, 0, 10)).acts] == [3, 1]
 
 

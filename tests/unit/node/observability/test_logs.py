@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import structlog
 
 from isthmus.node.observability import logs
@@ -19,6 +20,7 @@ from isthmus.repl.security.tls import shown_address
 
 PROGRAM = """
 import sys
+import pytest
 import structlog
 from isthmus.config.settings import LogSettings
 from isthmus.node.observability import logs
@@ -35,6 +37,7 @@ print("goes on,", logs.lines.failures, "failures", flush=True)
 
 THREADS = """
 from concurrent.futures import ThreadPoolExecutor
+import pytest
 import structlog
 from isthmus.config.settings import LogSettings
 from isthmus.node.observability import logs
@@ -86,6 +89,7 @@ def test_events_of_every_thread_bear_the_node():
 
 LIBRARIES = """
 import logging
+import pytest
 import structlog
 from isthmus.config.settings import LogSettings
 from isthmus.node.observability import logs
@@ -258,3 +262,91 @@ def test_addresses_are_shown_as_host_and_port():
     assert shown_address(("127.0.0.1", 44002)) == "127.0.0.1:44002"
     assert shown_address(("::1", 44002, 0, 0)) == "[::1]:44002"
     assert shown_address(None) == ""
+
+
+HOSTILE = """
+import json
+import pytest
+import structlog
+from isthmus.config.settings import LogSettings
+from isthmus.node.observability import logs
+from isthmus.node.observability.events import recent
+
+class Mute:
+    def __repr__(self):
+        raise OSError("not shown")
+    def __eq__(self, other):
+        raise OSError("not compared")
+    __hash__ = None
+
+class Name(str):
+    def __str__(self):
+        raise OSError("not shown")
+
+deep = []
+for _ in range(100_000):
+    deep = [deep]
+ring = {}
+ring["ring"] = ring
+values = {
+    "integer_keys": {3: 7}, "tuple_keys": {(1, 2): 3}, "mixed_keys": {1: 2, "a": 3, None: 4}, "bytes": b"\\xff",
+    "surrogate": "\\ud800", "control": "a\\x00\\x1b[2J\\nb", "ring": ring, "deep": deep, "huge": "x" * 5_000_000,
+    "mute": Mute(), "in_list": [Mute()], "name": Name("n"), "nan": float("nan"), "big": 10**5000,
+}
+logs.configure(LogSettings(format=FORMAT), "n1")
+for event in ("attaching.new_copies", "http.bug"):
+    for field, value in values.items():
+        structlog.get_logger("x").warning(event, **{field: value})
+        structlog.get_logger("x").info(event, partition=value)
+        try:
+            raise RuntimeError(value)
+        except RuntimeError:
+            structlog.get_logger("x").exception(event, path=field)
+structlog.get_logger("x").warning(Mute())
+structlog.get_logger("x").info("the.end", replaced=logs.lines.replaced)
+print(len(recent.since(0, 1_000)), logs.lines.failures)
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_no_value_of_an_event_raises_into_its_caller(form: str) -> None:
+    """Integer keys, rings, huge and deep values, and objects that cannot be shown or compared: each event becomes a
+    line, itself or a short one that names it, no longer than the limit; the node's recent events go on, too."""
+    program = HOSTILE.replace("FORMAT", repr(form))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    written = done.stderr.splitlines()
+    assert "the.end" in written[-1]
+    assert max(map(len, written)) <= logs.LINE_MAX
+    kept, failures = map(int, done.stdout.split())
+    assert kept >= 28
+    assert failures == 0
+    if form == "json":
+        told = [json.loads(line) for line in written]
+        assert told[0]["integer_keys"] == {"3": 7}
+        short = [each for each in told if each["event"].startswith("logging.line_")]
+        assert {each["event"] for each in short} == {"logging.line_failed", "logging.line_cut"}
+        assert {each["of"] for each in short} == {"attaching.new_copies", "http.bug", "Mute"}
+        assert all(each["node"] == "n1" and each["level"] and each["why"] for each in short)
+        assert told[-1]["replaced"] >= len(short)
+
+
+def test_a_library_that_cannot_show_its_message_goes_on() -> None:
+    """A message whose text or arguments raise is a line that says so."""
+    program = """
+import logging
+import warnings
+from isthmus.config.settings import LogSettings
+from isthmus.node.observability import logs
+
+class Mute(UserWarning):
+    def __str__(self):
+        raise OSError("not shown")
+
+logs.configure(LogSettings(format="json"), "n1")
+logging.getLogger("kazoo.client").error(Mute())
+logging.getLogger("kazoo.client").error("broken %s", Mute())
+warnings.showwarning(Mute(), Mute, "module.py", 3)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    messages = [json.loads(line)["message"] for line in done.stderr.splitlines()]
+    assert messages == ["(a Mute that cannot be shown)", "broken %s", "(a Mute that cannot be shown)"]

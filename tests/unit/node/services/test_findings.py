@@ -49,7 +49,7 @@ def test_a_finding_has_all_that_a_reader_shows() -> None:
         "sentence": "queue to-west, bucket type default: 6.7 min behind, keys that wait: 15",
         "remedy": REMEDIES[Code.LAG],
     }
-    assert [row["code"] for row in found["findings"][1:]] == ["links-fail"] * 3
+    assert [row["code"] for row in found["findings"][1:]] == ["links-fail"]
 
 
 def test_what_was_not_answered_is_a_finding() -> None:
@@ -139,3 +139,15 @@ def test_nodes_of_an_earlier_version_have_no_clocks() -> None:
     assert clock_sentences(health) == []
     nodes = {**health["nodes"], "east-9": None}
     assert [fact.state.name for fact in clocks_unknown(nodes, {"east-9": "it is away"})] == ["UNKNOWN"] * 4
+
+
+def test_an_unforeseen_exception_is_a_finding_of_its_node() -> None:
+    """A defect that ended something within the last day is a warning, with what to do."""
+    answers = answers_of("east")
+    node = next(iter(answers["health"]["nodes"]))
+    healthy, words = answers["health"]["nodes"][node], "a defect of this program ended push.bug once, in a.py:3: 'x'"
+    answers["health"]["nodes"][node] = {**healthy, "defects": [words]}
+    (finding,) = findings_document(answers, {})["findings"]
+    assert finding["sentence"] == f"node {node}: {words}"
+    assert (finding["severity"], finding["code"]) == ("warning", "defect")
+    assert "support-bundle" in finding["remedy"]
