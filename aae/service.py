@@ -124,7 +124,14 @@ class FullSync(Checkers, ForeignObjects):
             compress=settings.compress,
             clocks=self._clocks.peers,
         )
-        return PeerChecker(settings, source=self.cluster_trees, sink=trees, repairs=self._repairs, random=self._random)
+        return PeerChecker(
+            settings,
+            source=self.cluster_trees,
+            sink=trees,
+            repairs=self._repairs,
+            random=self._random,
+            own=self._config.cluster_uuid,
+        )
 
     def _apply_documents(self) -> None:
         self.scheduler.apply_documents(self.documents, self._access)

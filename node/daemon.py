@@ -415,6 +415,7 @@ class Node:
         RowRoutes(
             services.row_streams,
             services.row_plan,
+            services.queue_positions,
             services.coordinator,
             settings.limits,
             self.client_api,

@@ -38,6 +38,11 @@ HELP: Final[Mapping[str, Family]] = {
         "Tombstones announced to other clusters before removal.", "tombstones", "clients"
     ),
     "isthmus_reap_told_total": Family("Tombstones whose removal another cluster announced.", "tombstones", "clients"),
+    "isthmus_reap_recalled_total": Family(
+        "Tombstones written once more after their removal, since another cluster still had the deleted value.",
+        "tombstones",
+        "clients",
+    ),
     "isthmus_reap_waiting": Family(
         "Known tombstones, of partitions led here, that may not be removed yet.", "tombstones", "clients"
     ),

@@ -58,6 +58,7 @@ from isthmus.node.services.membership import ClusterMembership
 from isthmus.node.services.node_query import NODE_HEALTH, NodeHealthResponder
 from isthmus.node.services.properties import PropertyService
 from isthmus.node.services.queue_coverage import QueueCoverage
+from isthmus.node.services.queue_positions import ClusterQueuePositions
 from isthmus.node.services.queue_query import QUEUES, QueueResponder
 from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
@@ -297,7 +298,10 @@ class NodeServices:
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
         self.coordinator.unreplicated = self.queues.is_unreplicated
-        self.repairs = RepairQueue(self.queues, self.time)
+        self.queue_positions = ClusterQueuePositions(
+            self.query, self.membership, self.controller, self.queues, self.cluster_uuid
+        )
+        self.repairs = RepairQueue(self.queues, self.reaper, self.time)
         self.clocks = ClockWatch(self.links, lambda: self.membership.live_nodes() - {name}, self.time)
         self.gaps = ClusterGaps(
             self.query,
