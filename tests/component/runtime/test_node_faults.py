@@ -251,7 +251,7 @@ async def test_whatever_is_short_is_refused_handed_over_and_recovered_from(
                     )
 
         set_short(True)
-        await eventually(lambda: words in leader.partition().reason, 4.0)
+        await eventually(lambda: words in leader.partition().reason)
         assert leader.partition().reason.startswith("out-of-storage")
         error = leader.runtime.append(leader.partition(), _an_entry(leader), leader.runtime.time.now_ms())
         assert error is not None
@@ -262,8 +262,8 @@ async def test_whatever_is_short_is_refused_handed_over_and_recovered_from(
         await put(new, b"k2", b"v")
         assert words in leader.partition().reason
         set_short(False)
-        await t.level(timeout_s=25)
-        await eventually(lambda: leader.partition().serves, 5)
+        await t.level()
+        await eventually(lambda: leader.partition().serves)
         assert stored_values(leader, b"k2") == [b"v"]
         assert not any(member.failures for member in t.members.values())
 
@@ -289,7 +289,7 @@ async def test_an_epoch_that_cannot_be_written_now_is_written_later(
         await t.kill(leader.node)
         new = await t.led_by_another(leader)
         await put(new, b"k", b"v")
-        await eventually(lambda: stored_values(waits, b"k") == [b"v"], 20)
+        await eventually(lambda: stored_values(waits, b"k") == [b"v"])
         assert refused[0] >= 4
         assert waits.identity.partition(0).epoch_seen == new.partition().replica.record.epoch  # type: ignore[union-attr]
         assert not waits.failures
@@ -346,7 +346,7 @@ async def test_a_checkpoint_that_is_short_is_made_later(
         monkeypatch.setattr(leader.runtime.store._disk, "sync_file", short)  # type: ignore[attr-defined]
         await put(leader, b"k", b"v")
         leo = leader.partition().replica.leo
-        await eventually(lambda: leader.runtime.store.durable_floor(0) >= leo, 10)
+        await eventually(lambda: leader.runtime.store.durable_floor(0) >= leo)
         assert tries[0] >= 4
         assert not leader.failures
 

@@ -15,6 +15,7 @@ import uvloop
 from isthmus.repl.security.accepting import Acceptor, PlainServer
 from isthmus.repl.shortage import DescriptorReserve
 from tests.support.few_descriptors import no_descriptor_left
+from tests.support.waiting import PATIENCE_S
 
 HINT = b"no room\n"
 
@@ -56,7 +57,7 @@ def client() -> socket.socket:
 async def answer(sock: socket.socket, address: tuple[str, int]) -> bytes:
     """What the server says to a new connection, up to its end."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         with sock:
             await loop.sock_connect(sock, address)
             found = b""
