@@ -47,6 +47,7 @@ from isthmus.node.client_api import application
 from isthmus.node.client_api.application import ClientApi
 from isthmus.node.client_api.cluster_routes import add_cluster_routes
 from isthmus.node.client_api.members import add_members
+from isthmus.node.client_api.objects import ROUTE
 from isthmus.node.client_api.properties import PropertyRoutes
 from isthmus.node.client_api.riak_info import RiakView
 from isthmus.node.client_api.row_streams import RowRoutes
@@ -65,6 +66,7 @@ from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services import history_sampler, lag_metrics, write_traces
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
+from isthmus.node.services.history_sampler import DurationSource
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
 from isthmus.queues import status
@@ -400,6 +402,7 @@ class Node:
             addresses=services.client_routes,
             traces=None if services.traces is None else services.traces.writes,
         )
+        services.history_sampler.add_source(DurationSource(self.client_api.durations, ROUTE))
         add_members(self.client_api, services.membership)
         add_cluster_routes(self.client_api, services.client_routes)
         PropertyRoutes(services.properties, self.client_api)

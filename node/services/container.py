@@ -396,6 +396,12 @@ class NodeServices:
         """The state of this node's metastore session."""
         return self._session.state
 
+    def _undialled(self) -> dict[str, str]:
+        """Registered nodes that this one cannot dial, with their addresses."""
+        registrations = self.controller.registrations
+        names = sorted(self.controller.unreached() & registrations.keys() - {self.settings.node.name})
+        return {name: registrations[name].cluster_address for name in names}
+
     def _serve_queries(self) -> None:
         self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
         self.query.serve(TELEMETRY, TelemetryResponder(self.runtime))
@@ -414,6 +420,7 @@ class NodeServices:
                 self.started_ms,
                 self.settings.listen.connections_limit,
                 lambda: self.replog.stats().free_inodes,
+                self._undialled,
                 lambda: self.witness.renewal.renewals,
                 self.time,
                 self.clocks,

@@ -97,6 +97,7 @@ class Code(StrEnum):
     OFFLINE = "offline"
     OUT_OF_SYNC = "out-of-sync"
     SHORT = "short"
+    UNDIALLED = "undialled"
 
 
 REMEDIES: Final[Mapping[Code, str]] = {
@@ -121,6 +122,7 @@ REMEDIES: Final[Mapping[Code, str]] = {
     Code.NODE_SILENT: "look at the node's process, its load and its log",
     Code.NOT_KNOWN: "ask again; if it stays so, see the node's log",
     Code.OFFLINE: "start the replicas that it waits for: isthmus partition list",
+    Code.UNDIALLED: "check that node's listen.advertise and listen.cluster, and the firewall between the two",
     Code.SHORT: "raise the node's limit of open files, or free inodes (runbook: files or inodes are short)",
     Code.OUT_OF_SYNC: "see which replicas lack, and why: isthmus partition list",
 }
@@ -419,7 +421,8 @@ def _synced(
             state = max(state, limits.state(max(0, at_ms - (proven or at_ms))), key=RANK.index)
             return Fact(state, f"{where}: {since}{because}", Code.FULLSYNC, subject)
     if proven is None:
-        return Fact(ProbeState.UNKNOWN, f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
+        first = "" if silent else "; the first check may be an hour away: isthmus fullsync run all --wait compares now"
+        return Fact(ProbeState.UNKNOWN, f"{where}: {age}{because}{first}", Code.FULLSYNC_UNPROVEN, subject)
     return Fact(limits.state(max(0, at_ms - proven)), f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
 
 
@@ -649,6 +652,9 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             code = Code.CERTIFICATE if each in urgent else Code.CREDENTIALS
             state = ProbeState.CRITICAL if each in urgent else ProbeState.WARNING
             yield Fact(state, str(each), code, subject)
+        for other, address in object_in(one, "undialled").items():
+            words = f"node {other} cannot be dialled by {node} at {address}: as a leader it would have no followers"
+            yield Fact(ProbeState.WARNING, words, Code.UNDIALLED, f"node {other}")
         for each in one.get("short") or ():
             yield Fact(ProbeState.WARNING, f"node {node}: {each}", Code.SHORT, subject)
         yield from _renewed_facts(node, objects_in(one, "renewed"))

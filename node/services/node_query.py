@@ -54,6 +54,8 @@ class NodeHealth(msgspec.Struct, frozen=True):
     does not say."""
     renewed: list[RenewedActor] = []
     """Partitions that took another actor in the last day, since this cluster went back (R-ACTOR)."""
+    undialled: dict[str, str] = {}
+    """Registered node that this one cannot dial -> its address for nodes. Nodes of older versions do not say."""
     short: list[str] = []
     """What is short, or will be soon: descriptors, inodes; a sentence each. Nodes of older versions do not say."""
     defects: list[str] = []
@@ -76,6 +78,7 @@ class NodeHealthResponder:
         started_ms: int,
         connections_limit: int,
         free_inodes: Callable[[], int | None],
+        undialled: Callable[[], dict[str, str]],
         renewals: Callable[[], Sequence[Renewal]],
         time: TimeSource,
         clocks: ClockWatch,
@@ -83,6 +86,7 @@ class NodeHealthResponder:
         self._clocks = clocks
         self._connections_limit = connections_limit
         self._free_inodes = free_inodes
+        self._undialled = undialled
         self._credentials = credentials
         self._renewals = renewals
         self._time = time
@@ -104,6 +108,7 @@ class NodeHealthResponder:
                 for renewal in self._renewals()
                 if self._time.wall_ms() - renewal.at_ms < RENEWED_SHOWN_MS
             ],
+            undialled=self._undialled(),
             short=warnings_of(DESCRIPTORS.limit, DESCRIPTORS.reached, self._connections_limit, self._free_inodes()),
             defects=[each.sentence for each in unforeseen.recent()],
             clocks=dict(self._clocks.as_dict()),

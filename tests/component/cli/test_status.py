@@ -195,6 +195,27 @@ def test_failing_links_of_the_asked_node_are_one_warning(
     assert sorted(amiss()) == sorted(answer["warnings"])
 
 
+def test_two_nodes_of_one_cluster_are_shown_as_that_cluster(
+    clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who gives two nodes where two clusters are meant sees the cluster, its links and its faults once; what the first
+    node does not tell comes from the second."""
+    other = FakeAdminListener()
+    try:
+        for path, (status, body) in clusters["east"].answers.items():
+            other.respond(path, body, status)
+        clusters["east"].respond("/admin/gaps", {"error": "not now", "reason": "not-ready"}, 503)
+        urls = [each.url for each in (clusters["east"], other, clusters["west"])]
+        arguments = [word for url in urls for word in ("--admin", url)]
+        assert main(["status", "-o", "json", *arguments]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [row["cluster"] for row in found["clusters"]] == ["east", "west"]
+        assert [(row["from"], row["to"]) for row in found["links"]] == [("east", "west"), ("west", "east")]
+        assert found["amiss"] == []
+    finally:
+        other.close()
+
+
 def test_a_cluster_that_does_not_answer_is_named_and_unknown(
     clusters: dict[str, FakeAdminListener], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
