@@ -32,7 +32,7 @@ from isthmus.queues.queue_documents import (
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.service import RIAK_CLUSTER, RIAK_NAME, QueueService
-from isthmus.queues.status import ledger, reason
+from isthmus.queues.status import held_reasons, ledger, reason
 from isthmus.queues.window_rules import BULK_PRIORITIES, FOLD, FULL_SYNC, PRIORITIES, Item
 from isthmus.queues.wire import OFF, SUSPENDED, ObjectReply, ObjectRequest, OwnedByOther
 from isthmus.repl.model.entry import EntryKind
@@ -357,15 +357,16 @@ class QueueActs:
         return found
 
     async def lags(self) -> list[dict[str, Any]]:
-        """Lag of every queue in the partitions led here: {"queue", "cluster", "uuid", "reason", "partitions"}, see
-        `queues.lag`. Values that take too long to read are None, and the reason says so; seconds come first."""
+        """Lag of every queue in the partitions led here: {"queue", "cluster", "uuid", "reason", "held", "partitions"},
+        see `queues.lag`; `held`: bucket type -> why changes of it alone wait. Values that take too long to read are
+        None, and the reason says so; seconds come first."""
         rows = []
         by_s = asyncio.get_running_loop().time() + TIMEOUT_S
         queues = {name: self._queues.named(name) for name in self._queues.machines()}
         found = await self._lag_memory.read(queues, self._store, self._pool, self._queues.time.wall_ms(), by_s)
         for name, queue in queues.items():
             owner, shown = queue.stored.owner, found[name]
-            told = [reason(queue, self._queues.time.now_ms())]
+            told = [reason(queue, self._queues.time.now_ms(), with_types=False)]
             for count, what in ((shown.late, ""), (shown.uncounted, "keys and bytes of ")):
                 if count:
                     partitions = quantity(count, "partition")
@@ -377,6 +378,7 @@ class QueueActs:
                     "cluster": owned[0],
                     "uuid": owned[1],
                     "reason": "; ".join(filter(None, told)),
+                    "held": held_reasons(queue),
                     "partitions": shown.partitions,
                 }
             )

@@ -21,7 +21,7 @@ NAMED_MAX: Final = 8
 _LINKS_FAIL: Final = re.compile(r"\d+ of \d+ links? fails?: ")
 """How `sink.service.Sink.failing` begins."""
 
-_AGE: Final = re.compile(r", as it answered \d+ s ago\Z")
+_AGE: Final = re.compile(r", as it answered \d+ s ago")
 
 
 def no_proof(row: Row) -> str:
@@ -48,8 +48,8 @@ def is_of_failing_links(sentence: str, node: str) -> bool:
 
 
 def without_age(reason: str) -> str:
-    """The reason of a link without the age of its last answer (`sink.status`), which differs between links of one
-    cause."""
+    """The reason of a link or a queue without the ages of last answers (`sink.status`, `queues.queue_server`), which
+    differ between links, and between nodes, of one cause."""
     return _AGE.sub("", reason)
 
 

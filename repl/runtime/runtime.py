@@ -108,16 +108,17 @@ class Runtime:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._registrar = registrar
+        self._disk_full = DiskFullPolicy(replog, store)
         self._storage = Storage(
             store,
             replog,
             self.partitions,
             self,
+            self._disk_full,
             window_bytes=settings.window_bytes,
             entry_limit_bytes=settings.entry_limit_bytes,
             checkpoint_interval_ms=settings.checkpoint_interval_ms,
         )
-        self._disk_full = DiskFullPolicy(replog)
         self._metastore_effects = MetastoreEffects(identity, metastore, registrar, self)
         self._sender = ReplicationSender(links, replog, time, self)
         self.rounds = Rounds()
@@ -182,7 +183,7 @@ class Runtime:
         deadline = self._loop.time() + timeout_s
         await self._registrar.withdraw(timeout_s)
         self._stopping = True
-        successors = self._replicas.successors()
+        successors = self._replicas.successors(self.links.dialled_nodes())
         for partition in self.partitions.values():
             self.feed(partition, ev.Resign(successors.get(partition.id), self._sessions))
         self.flush()
@@ -287,6 +288,10 @@ class Runtime:
     def hand_over(self, partition: Partition, target: str | None, timeout_ms: int) -> None:
         """Have a leader hand over to `target`, or to the follower closest to it; it leads on after `timeout_ms`."""
         self.dispatch(partition, ev.TransferLeadership(target, self.time.now_ms() + timeout_ms, self._sessions))
+
+    def reaches(self, node: str) -> bool:
+        """Whether a connection with `node` stands that this node dialled."""
+        return self.links.linked(node)
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         """Write a queue's soft cursor with the next apply batch, or alone within a second, and send it to followers."""
@@ -542,7 +547,9 @@ class Runtime:
         self._storage.pins = self._transfer_sender.end_rounds(self.partitions)
         if not self._stopping:
             self._replicas.check(self.time.now_ms())
+        reached = frozenset(self.links.dialled_nodes())
         for partition in filter(lambda p: p.leads, self.partitions.values()):
+            partition.replica.set_reached(reached)
             self._sender.share_cursors(partition)
         for partition in self._disk_full.check(self.partitions.values(), self.time.now_ms()):
             self.hand_over(partition, None, HAND_OVER_MS)

@@ -277,4 +277,5 @@ class NodeIdentity:
                 with self._writing:
                     self._write(self._value | {"clean": True})
         finally:
+            self._slots.close()
             os.close(self._lock_fd)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from random import Random
 from typing import Any, Final
 
@@ -18,8 +18,10 @@ import structlog
 from isthmus.repl.isr.messages import StaleEpoch
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
+from isthmus.repl.security.accepting import Acceptor, PlainServer
 from isthmus.repl.security.tls import LinkTls, expires_s
 from isthmus.repl.security.tls_server import TlsServer
+from isthmus.repl.shortage import CLUSTER_HEADROOM
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.codec import FROM_FOLLOWER, FROM_LEADER, Encoder, decode_item
 from isthmus.repl.transport.connection import LinkLimits, PeerConnection
@@ -137,7 +139,7 @@ class ClusterLinks:
         self._serving: dict[PeerConnection, RpcServer] = {}
         self._faults: dict[str, int] = {}
         self._log_limit = LogLimit()
-        self._server: asyncio.Server | TlsServer | None = None
+        self._server: PlainServer | TlsServer | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -147,14 +149,20 @@ class ClusterLinks:
     async def start(self, listen_socket: socket.socket) -> None:
         """Accept connections on the bound `listen_socket`, which `stop` closes, and start the health checks."""
         loop = asyncio.get_running_loop()
+        acceptor = Acceptor("cluster", listen_socket, CLUSTER_HEADROOM)
         if self._tls is None:
-            self._server = await loop.create_server(lambda: PeerConnection(self), sock=listen_socket)
+            self._server = PlainServer(acceptor, listen_socket, lambda: PeerConnection(self))
         else:
             contexts, also_plain = self._tls.server.current, self._tls.take_plain
             self._server = TlsServer(
-                "cluster", listen_socket, lambda: PeerConnection(self), contexts, also_plain=also_plain
+                "cluster",
+                listen_socket,
+                lambda: PeerConnection(self),
+                contexts,
+                acceptor=acceptor,
+                also_plain=also_plain,
             )
-            self._server.start()
+        self._server.start()
         self._ticking = loop.create_task(self._tick())
 
     async def drain(self) -> None:
@@ -260,6 +268,14 @@ class ClusterLinks:
     def linked(self, node: str) -> bool:
         """See the port."""
         return node in self._dialled
+
+    def dialled_nodes(self) -> Collection[str]:
+        """See the port."""
+        return self._dialled.keys()
+
+    def dialled_by(self) -> Collection[str]:
+        """See the port."""
+        return self._accepted.keys()
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """See the port. Also raises Overloaded and TooLarge, without sending anything."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import shutil
 from collections.abc import Callable, Iterator
@@ -203,9 +202,11 @@ async def test_partition_ids_that_another_cluster_knows_are_not_given_again(
         renewal.told({actor_of(UUID, 3): 1 << 50}, "west")
         before = (await PARTITIONS_COUNTER.read(east.metastore)).next
         renewal.told({actor_of(UUID, before + 6): 1 << 50}, "west")
-        async with asyncio.timeout(15):
-            while (await PARTITIONS_COUNTER.read(east.metastore)).next == before:
-                await asyncio.sleep(0.01)
+
+        async def advanced() -> bool:
+            return (await PARTITIONS_COUNTER.read(east.metastore)).next != before
+
+        await eventually(advanced, "the counter advances")
         assert (await PARTITIONS_COUNTER.read(east.metastore)).next == before + 7 + ID_MARGIN
         await renewal.stop()
 

@@ -20,6 +20,7 @@ import isthmus.repl.http.client as client_room
 from isthmus.config.settings import PeerSettings, SinkSettings
 from isthmus.queues.queue_documents import AuditInfo
 from isthmus.queues.wire import FetchReply, ObjectRequest, OwnedByOther, encode_reply
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushOutcome
@@ -42,9 +43,9 @@ async def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() ->
 
     async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
-        await eventually(lambda: sink._pool.workers == 2)
+        await eventually(lambda: sink.overview()["workers"]["busy"] == 2)
         await sink.set_limits(SinkLimits(workers=1, by="ann", at_ms=7, reason="night"), None)
-        await eventually(lambda: sink._pool.workers == 1)
+        await eventually(lambda: sink.overview()["workers"]["busy"] == 1)
         pair.source.put(*(b"k%d" % n for n in range(40)))
         await pair.equal()
         await sink.stop()
@@ -146,6 +147,7 @@ async def sink_of(
         metastore=pair.metastore,
         time=pair.source.clock,
         letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
+        clocks=ClockOffsets("peer", pair.source.clock),
         conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
         credentials=OpenPeers(),
         cluster=FakeClusterFacts(digests=properties or {}, scopes=scopes),
