@@ -70,7 +70,7 @@ from isthmus.node.services.history_sampler import DurationSource
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
 from isthmus.queues import status
-from isthmus.repl import telemetry, unforeseen
+from isthmus.repl import clock_offsets, telemetry, unforeseen
 from isthmus.repl import traces as change_traces
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller import suspicion
@@ -169,6 +169,7 @@ METRICS: Final = {
     **audit_log.HELP,
     **history_sampler.HELP,
     **lag_metrics.HELP,
+    **clock_offsets.HELP,
     **live.HELP,
     **change_traces.HELP,
     **write_traces.HELP,
@@ -333,6 +334,7 @@ class Node:
         await services.queues.start()
         await services.sink.start()
         await services.fullsync.start_checks()
+        services.clocks.start()
         services.history_sampler.start()
         await self._listeners.start(self.client_api, self.admin_api)
         self._serving = True
@@ -411,6 +413,7 @@ class Node:
             self.client_api,
             cluster=cluster,
             cluster_name=cluster_name,
+            wall_ms=self._time.wall_ms,
         )
         RowRoutes(
             services.row_streams,
@@ -449,6 +452,7 @@ class Node:
                 services.row_streams.metrics,
                 services.history_sampler.samples,
                 services.lag_metrics.samples,
+                services.clocks.samples,
                 self.admin_api.live.samples,
                 self._listeners.samples,
                 self.client_api.samples,
@@ -591,6 +595,7 @@ class Node:
         self.admin_api.stop()
         await services.history_sampler.stop()
         await services.lag_metrics.stop()
+        await services.clocks.stop()
         services.row_streams.stop()
         await self._listeners.drain()
         await services.fullsync.stop_checks()
