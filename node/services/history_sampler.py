@@ -27,6 +27,7 @@ from isthmus.repl.runtime.metrics import led_records, oldest_waits_ms, replog_si
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family, Sample
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -305,9 +306,9 @@ class HistorySampler:
                     self._spent_s += time.perf_counter() - began_s
                     await asyncio.sleep(0)
                     began_s = time.perf_counter()
-            except Exception:
+            except Exception as error:
                 if source not in self._failing:
-                    log.exception("history.source_failed", source=type(source).__name__)
+                    unforeseen.exception("history.source_failed", error, source=type(source).__name__)
                     self._failing.add(source)
             else:
                 self._failing.discard(source)

@@ -38,6 +38,7 @@ from isthmus.repl.store.port import DamagedChange
 from isthmus.repl.store.reaped_pushes import reap_entry
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
+from isthmus.repl.unforeseen import unforeseen
 
 
 class ReapBatch:
@@ -221,7 +222,11 @@ class Reaper:
         for partition, entries, leader in applied:
             led = self._led.get(partition) if leader else None
             if led is not None:
-                self._note_applied(partition, led, entries)
+                try:
+                    self._note_applied(partition, led, entries)
+                except Exception as error:  # a walk over the keys finds what was not noted
+                    led.left_behind = True
+                    unforeseen.exception("reap.note_bug", error, partition=partition)
 
     def _note_applied(self, partition: int, led: _Led, entries: Sequence[Entry]) -> None:
         kind = self._properties.of_type(self._runtime.partitions[partition].bucket_type)
@@ -258,9 +263,9 @@ class Reaper:
                 led = self._led.get(partition_id)
                 if partition is None or led is None or not partition.replica.ready:
                     continue
-                if not self._properties.of_type(partition.bucket_type).reaps:
-                    continue
                 try:
+                    if not self._properties.of_type(partition.bucket_type).reaps:
+                        continue
                     await self._walk(partition, led)
                     self._reap_due(partition, led)
                 except IsthmusError as error:
@@ -269,8 +274,8 @@ class Reaper:
                         True,
                         None,
                     )  # the dropped candidates are found again
-                except Exception:
-                    log.exception("reap.bug", partition=partition_id)
+                except Exception as error:
+                    unforeseen.exception("reap.bug", error, partition=partition_id)
 
     # -- finding --------------------------------------------------------------------------------------
 

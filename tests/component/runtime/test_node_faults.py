@@ -109,6 +109,7 @@ async def test_uncommitted_entries_of_a_follower_are_bounded_by_its_own_window(
         assert tiny.runtime._storage.window.held_bytes == 0
 
 
+@pytest.mark.logs_errors("storage.follower_stops", "storage.full")
 async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -134,6 +135,7 @@ async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
         assert stored_values(full, b"4") == [b"v"]
 
 
+@pytest.mark.logs_errors("storage.follower_stops", "storage.full")
 async def test_a_leader_that_changes_the_isr_leaves_a_trace(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +179,7 @@ async def test_a_leader_that_changes_the_isr_leaves_a_trace(
         assert logged[2:] == [("isr.shrunk", out.node, "gone")]
 
 
+@pytest.mark.logs_errors("storage.full")
 async def test_a_disk_that_fills_without_writes_is_reported_at_once(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -195,6 +198,7 @@ async def test_a_disk_that_fills_without_writes_is_reported_at_once(
             await eventually(lambda member=member: not member.partition().reason.startswith("out-of-storage"))
 
 
+@pytest.mark.logs_errors("storage.follower_stops", "storage.full")
 async def test_a_leader_with_a_full_disk_refuses_writes_and_hands_over(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +240,7 @@ async def test_without_space_for_writes_a_cluster_still_elects_leaders(
         assert not any(member.failures for member in t.members.values())
 
 
+@pytest.mark.logs_errors("storage.full")
 async def test_a_disk_without_space_for_a_barrier_is_passed_over(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """H38: a node whose disk is completely full declines nominations and keeps running; the controller nominates the
     next one, which serves."""
@@ -318,6 +323,7 @@ async def test_forwards_are_cut_to_messages_of_bounded_size(
 
 
 @pytest.mark.parametrize("bug_in", ["Received", "AppliedTo", "stream_committed", "persisted_quietly"])
+@pytest.mark.logs_errors("isr.role", "runtime.bug")
 async def test_an_internal_error_stops_one_replica_only(
     tmp_path: Path,
     start_cluster: ClusterFactory,
@@ -370,6 +376,7 @@ async def test_an_internal_error_stops_one_replica_only(
         hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
 
 
+@pytest.mark.logs_errors("isr.role", "runtime.bug")
 async def test_a_leader_stopped_by_an_internal_error_is_replaced(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +435,7 @@ async def test_a_failed_periodic_step_is_repeated_a_second_later(
         assert len(bugs) == 1
 
 
+@pytest.mark.logs_errors("METASTORE_ROLLBACK")
 async def test_a_metastore_rollback_is_reported_once(
     tmp_path: Path, start_cluster: ClusterFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
