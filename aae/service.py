@@ -120,7 +120,14 @@ class FullSync(Checkers, ForeignObjects):
             access=self._access.credentials(settings),
             compress=settings.compress,
         )
-        return PeerChecker(settings, source=self.cluster_trees, sink=trees, repairs=self._repairs, random=self._random)
+        return PeerChecker(
+            settings,
+            source=self.cluster_trees,
+            sink=trees,
+            repairs=self._repairs,
+            random=self._random,
+            own=self._config.cluster_uuid,
+        )
 
     def _apply_documents(self) -> None:
         self.scheduler.apply_documents(self.documents, self._access)

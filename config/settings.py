@@ -341,11 +341,13 @@ class ListenSettings:
     it."""
 
     advertise: Annotated[str, HOST] = ""
-    """Host under which others reach this node's listeners. Empty: the host of each listener."""
+    """Host under which others reach this node's listeners. Empty: the host of each listener, or, where that is every
+    address (`0.0.0.0`, `::`), this machine's name, which the others must be able to resolve."""
 
     # Below 1 no client connects; above 100,000 the usual limit of open files is exceeded.
     connections_limit: Annotated[int, ValueRange(1, 100_000)] = 4096
-    """Open connections per listener; one more is answered 503. Each costs about 30 KB."""
+    """Open connections per listener; one more is answered 503. Each costs about 30 KB. Where the limit of open files
+    leaves no room for so many, fewer are accepted, and `isthmus status` says so."""
 
     # Below 1 no dashboard is live; each stream costs a write of some 10 KB each 2 s.
     live_streams_limit: Annotated[int, ValueRange(1, 1_000)] = 64

@@ -92,3 +92,9 @@ def no_such(noun: str, name: str, known: Sequence[str]) -> str:
     if close:
         return f'no such {noun}: {shown(name)}; did you mean "{close[0]}"?'
     return f"no such {noun}: {shown(name)}; known here: {', '.join(known) or 'none'}"
+
+
+def as_it_answered(reason: str, age_ms: int) -> str:
+    """A reason that another node or cluster gave, with the age of its answer. Listings that fold equal reasons remove
+    the age again (`node.http.answer_texts.without_age`)."""
+    return f"{reason}, as it answered {max(0, age_ms) / 1000:.0f} s ago"

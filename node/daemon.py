@@ -78,6 +78,15 @@ from isthmus.repl.runtime import registration
 from isthmus.repl.runtime.metastore_copy import UUID_PATH
 from isthmus.repl.runtime.registration import verify_local_replicas
 from isthmus.repl.security import tls_server
+from isthmus.repl.shortage import (
+    DESCRIPTORS,
+    LEAST_LIMIT,
+    WANTED_LIMIT,
+    connections_that_fit,
+    files_wanted,
+    raise_file_limit,
+    warnings_of,
+)
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.sink import status as sink_listing
 
@@ -107,6 +116,21 @@ def _schedule_in_batches() -> None:
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def take_descriptors(settings: Settings) -> None:
+    """Raise the limit of open files as far as both listeners need, and hold a reserve. Before LevelDB is opened, which
+    looks at the limit once. Raises LocalFault for a limit with which no node can work."""
+    limit = raise_file_limit(files_wanted(settings.listen.connections_limit))
+    if limit.soft < LEAST_LIMIT:
+        raise LocalFault(
+            f"this process may open {limit.soft} files (hard limit {limit.hard}), a node needs {LEAST_LIMIT} at least, "
+            f"{WANTED_LIMIT:,} are recommended: raise it by LimitNOFILE= of the systemd unit, or ulimit -n"
+        )
+    DESCRIPTORS.hold()
+    log.info("node.open_files", limit=limit.soft, hard_limit=limit.hard, room=connections_that_fit(limit.soft))
+    for warning in warnings_of(limit.soft, 0, settings.listen.connections_limit, None):
+        log.warning("node.open_files_few", why=warning)
 
 
 log = structlog.get_logger(__name__)
@@ -156,6 +180,7 @@ def run(settings: Settings, file: Path) -> int:
     Raises IsthmusError when the node cannot start: one line with the next step."""
     tune()
     logs.configure(settings.log, settings.node.name)
+    take_descriptors(settings)
     log.info(
         "node.starting",
         version=program_version(),
@@ -301,6 +326,7 @@ class Node:
         services.controller.start()
         await services.property_cache.start()
         services.metastore_copy.start()
+        services.witness.start()
         services.reaper.start()
         await services.queues.start()
         await services.sink.start()
@@ -386,6 +412,7 @@ class Node:
         RowRoutes(
             services.row_streams,
             services.row_plan,
+            services.queue_positions,
             services.coordinator,
             settings.limits,
             self.client_api,
@@ -407,6 +434,7 @@ class Node:
                 services.leader_balance.samples,
                 services.controller.moving.samples,
                 services.registrar.samples,
+                services.witness.renewal.samples,
                 services.controller.samples,
                 self._session.samples,
                 services.coordinator.metrics,
@@ -568,6 +596,7 @@ class Node:
         await services.reaper.stop()
         await services.property_cache.stop()
         await services.metastore_copy.stop()
+        await services.witness.stop()
         await services.controller.resign()
         await services.runtime.resign(STOP_TIMEOUT_S)
         await services.links.drain()

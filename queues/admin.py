@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
 from isthmus.config.text import quantity
+from isthmus.queues.counters_wire import ToldCounters
 from isthmus.queues.explain import explained, explained_bulk
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.lag import TIMEOUT_S, LagMemory
@@ -31,7 +32,7 @@ from isthmus.queues.queue_documents import (
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.service import RIAK_CLUSTER, RIAK_NAME, QueueService
-from isthmus.queues.status import ledger, reason
+from isthmus.queues.status import held_reasons, ledger, reason
 from isthmus.queues.window_rules import BULK_PRIORITIES, FOLD, FULL_SYNC, PRIORITIES, Item
 from isthmus.queues.wire import OFF, SUSPENDED, ObjectReply, ObjectRequest, OwnedByOther
 from isthmus.repl.model.entry import EntryKind
@@ -92,13 +93,25 @@ class GapChoice(NamedTuple):
         return right_type and self.from_ms <= from_ms and upto_ms <= self.upto_ms
 
 
+class ActorWitness(Protocol):
+    """What clusters hold of each other's actors (`repl.runtime.actor_renewal`, `repl.runtime.held_counters`)."""
+
+    def told(self, counters: Mapping[bytes, int], cluster: str, /) -> None:
+        """A cluster holds these counters of our actors."""
+
+    def held(self, cluster_uuid: bytes, /) -> Mapping[bytes, int]:
+        """The counters that this node holds of a cluster's actors."""
+
+
 class QueueActs:
     """Acts on the queues of one node. All raise UnknownQueue, BadInput, NotReady."""
 
-    def __init__(self, queues: QueueService, store: Store, pool: Executor) -> None:
+    def __init__(self, queues: QueueService, store: Store, pool: Executor, witness: ActorWitness | None = None) -> None:
+        """`witness`: see ActorWitness; None: no counters are exchanged."""
         self._queues = queues
         self._store = store
         self._pool = pool
+        self._witness = witness
         self._lag_memory = LagMemory()
 
     # ---------------------------------------------------------------- acts that hold on all nodes
@@ -236,16 +249,31 @@ class QueueActs:
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
         """The object of a key as its leader has it, for the cluster that owns the queue; the queue does not change.
         Raises OwnedByOther, and what the read raises."""
-        queue = self._queues.named(name)
-        owner = queue.stored.owner
-        if owner is None or owner.cluster != wanted.cluster:
-            whose = (
-                "no cluster" if owner is None or not owner.cluster else f"cluster {owner.name} ({owner.cluster.hex()})"
-            )
-            raise OwnedByOther(f"queue {name} belongs to {whose}, not to cluster {wanted.cluster_name}")
+        queue = self._owned(name, wanted.cluster, wanted.cluster_name)
         if queue.state in (OFF, SUSPENDED):
             raise NotReady(f"queue {name} gives nothing out now: {reason(queue, self._queues.time.now_ms())}")
         return ObjectReply(self._queues.cluster_uuid, self._queues.cluster_name, await queue.object_of(wanted.key))
+
+    def counters(self, name: str, told: ToldCounters) -> ToldCounters:
+        """Hand on what the cluster that owns the queue holds of this cluster's actors; what this node holds of its own.
+        Raises UnknownQueue, OwnedByOther."""
+        self._owned(name, told.cluster, told.name)
+        if self._witness is None:
+            return ToldCounters(self._queues.cluster_uuid, self._queues.cluster_name, {})
+        self._witness.told(told.counters, told.name)
+        held = self._witness.held(told.cluster)
+        return ToldCounters(self._queues.cluster_uuid, self._queues.cluster_name, held)
+
+    def _owned(self, name: str, cluster: bytes, cluster_name: str) -> QueueServer:
+        """The queue, if it belongs to that cluster. Raises UnknownQueue, OwnedByOther."""
+        queue = self._queues.named(name)
+        owner = queue.stored.owner
+        if owner is None or owner.cluster != cluster:
+            whose = (
+                "no cluster" if owner is None or not owner.cluster else f"cluster {owner.name} ({owner.cluster.hex()})"
+            )
+            raise OwnedByOther(f"queue {name} belongs to {whose}, not to cluster {cluster_name}")
+        return queue
 
     def link(self, name: str) -> dict[str, Any]:
         """Facts that a sink checks before it fetches from a queue (`node.services.link_check`)."""
@@ -329,15 +357,16 @@ class QueueActs:
         return found
 
     async def lags(self) -> list[dict[str, Any]]:
-        """Lag of every queue in the partitions led here: {"queue", "cluster", "uuid", "reason", "partitions"}, see
-        `queues.lag`. Values that take too long to read are None, and the reason says so; seconds come first."""
+        """Lag of every queue in the partitions led here: {"queue", "cluster", "uuid", "reason", "held", "partitions"},
+        see `queues.lag`; `held`: bucket type -> why changes of it alone wait. Values that take too long to read are
+        None, and the reason says so; seconds come first."""
         rows = []
         by_s = asyncio.get_running_loop().time() + TIMEOUT_S
         queues = {name: self._queues.named(name) for name in self._queues.machines()}
         found = await self._lag_memory.read(queues, self._store, self._pool, self._queues.time.wall_ms(), by_s)
         for name, queue in queues.items():
             owner, shown = queue.stored.owner, found[name]
-            told = [reason(queue, self._queues.time.now_ms())]
+            told = [reason(queue, self._queues.time.now_ms(), with_types=False)]
             for count, what in ((shown.late, ""), (shown.uncounted, "keys and bytes of ")):
                 if count:
                     partitions = quantity(count, "partition")
@@ -349,6 +378,7 @@ class QueueActs:
                     "cluster": owned[0],
                     "uuid": owned[1],
                     "reason": "; ".join(filter(None, told)),
+                    "held": held_reasons(queue),
                     "partitions": shown.partitions,
                 }
             )

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.queue_documents import PLACED, REGISTERED
-from isthmus.queues.queue_server import QueueServer, lacking_types
+from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import BULK_PRIORITIES
 from isthmus.repl.model.keys import Key
@@ -119,7 +119,7 @@ def _delay(queue: QueueServer, key: Key) -> str:
     if owner is None or not owner.cluster:
         return "no sink cluster has fetched from the queue"
     if queue.machine.sink_types.lacks(key.bucket_type):
-        return lacking_types([key.bucket_type], queue.stored.owner)
+        return queue.lacking([key.bucket_type])
     if queue.is_silent:
         return f"no node of {owner.name} asks for changes here"
     return f"{owner.name} fetches more slowly than changes come" if queue.is_slow else ""

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from isthmus.config.settings import QueueSettings
+from isthmus.config.text import as_it_answered
 from isthmus.queues.backlog_count import BacklogCounter
 from isthmus.queues.bulk_queue import BulkQueue
 from isthmus.queues.cursor_decisions import PublishingSuspended, PublishingUnknown
@@ -74,13 +75,16 @@ DIFFERING_MAX: Final = 64
 """Sink nodes whose differing properties are kept, the newest."""
 
 
-def lacking_types(bucket_types: Iterable[bytes], owner: QueueOwner | None) -> str:
-    """The sentence on bucket types that the queue's owner lacks, with what to do."""
+def lacking_types(bucket_types: Iterable[bytes], owner: QueueOwner | None, age_ms: int | None = None) -> str:
+    """The sentence on bucket types that the queue's owner lacks, with what to do. `age_ms`: how long ago one of its
+    nodes said so, None for just now: it may have been made there since."""
     names = ", ".join(name.decode(errors="backslashreplace") for name in bucket_types)
     there = "the other cluster" if owner is None else owner.name
-    return (
-        f"{there} has no bucket type {names}: its changes wait here until it is made there (isthmus bucket-type create)"
-    )
+    create = "it is made there (isthmus bucket-type create)"
+    if age_ms is None:
+        return f"{there} has no bucket type {names}: its changes wait here until {create}"
+    known = as_it_answered(f"{there} had no bucket type {names}", age_ms)
+    return f"{known}: its changes wait here until {create} and it has fetched again"
 
 
 DISCARD: Final = "discard"
@@ -180,6 +184,12 @@ class QueueServer:
     def is_silent(self) -> bool:
         """Whether no sink fetches from the queue on this node."""
         return not self.waiters and self.machine.not_fetched_for(SILENT_MS, self._time.now_ms())
+
+    def lacking(self, bucket_types: Iterable[bytes]) -> str:
+        """See `lacking_types`: with the age of what is known, where no node of the owner asks any more."""
+        newest_ms = self.machine.newest_fetch_ms
+        age_ms = None if newest_ms is None or not self.is_silent else self._time.now_ms() - newest_ms
+        return lacking_types(bucket_types, self.stored.owner, age_ms)
 
     @property
     def is_slow(self) -> bool:
@@ -375,7 +385,7 @@ class QueueServer:
             raise NotReady(f"publishing of queue {self.settings.name} is suspended by {suspended.by}{because}")
         lacking = sorted({key.bucket_type for key in keys if self.machine.sink_types.lacks(key.bucket_type)})
         if lacking:
-            why = lacking_types(lacking, self.stored.owner)
+            why = self.lacking(lacking)
             raise NotReady(f"queue {self.settings.name}: {why}; nothing of it is taken in until then")
         bulk = self.machine.bulk_queues[BULK_PRIORITIES.index(priority)]
         accepted = 0

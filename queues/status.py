@@ -10,7 +10,7 @@ from typing import Any, Final
 from isthmus.config.text import clause
 from isthmus.queues.backlog_count import Backlog
 from isthmus.queues.queue_documents import path_of
-from isthmus.queues.queue_server import QueueServer, lacking_types
+from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.rate_limit import rates_shown
 from isthmus.queues.wire import OFF
 from isthmus.repl.model.ports import TimeSource
@@ -218,8 +218,15 @@ def _running(queue: QueueServer, well: bool) -> str:
     return "off" if queue.state == OFF else "running" if well else "suspended"
 
 
-def reason(queue: QueueServer, now_ms: int) -> str:
-    """Why the queue does not serve everything; "" when it does."""
+def held_reasons(queue: QueueServer) -> dict[str, str]:
+    """Bucket type that the sink's cluster lacks -> the sentence on it."""
+    found = sorted(queue.machine.held_back_since())
+    return {name.decode(errors="backslashreplace"): queue.lacking([name]) for name in found}
+
+
+def reason(queue: QueueServer, now_ms: int, *, with_types: bool = True) -> str:
+    """Why the queue does not serve everything; "" when it does. Without `with_types`, reasons that hold for some bucket
+    types alone (`held_reasons`) are left out."""
     machine, owner, sentences = queue.machine, queue.stored.owner, []
     for what, one in (("serving", queue.serving_suspension), ("publishing", queue.publishing_suspension)):
         if one is not None:
@@ -242,8 +249,8 @@ def reason(queue: QueueServer, now_ms: int) -> str:
         sentences.append(f"{owner.name} fetches more slowly than changes come")
     if binding := queue.throttle.binding(now_ms):
         sentences.append(f"throttled: the limit of {binding} a second binds")
-    if held := machine.held_back_since():
-        sentences.append(lacking_types(sorted(held), queue.stored.owner))
+    if with_types and (held := machine.held_back_since()):
+        sentences.append(queue.lacking(sorted(held)))
     sentences += [window.unreadable for window in machine.windows.values() if window.unreadable][:UNREADABLE_NAMED]
     if any(window.state.gaps for window in machine.windows.values()) or queue.stored.lost:
         sentences.append(f"gaps are open: isthmus gaps {queue.settings.name}")

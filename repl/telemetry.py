@@ -38,6 +38,11 @@ HELP: Final[Mapping[str, Family]] = {
         "Tombstones announced to other clusters before removal.", "tombstones", "clients"
     ),
     "isthmus_reap_told_total": Family("Tombstones whose removal another cluster announced.", "tombstones", "clients"),
+    "isthmus_reap_recalled_total": Family(
+        "Tombstones written once more after their removal, since another cluster still had the deleted value.",
+        "tombstones",
+        "clients",
+    ),
     "isthmus_reap_waiting": Family(
         "Known tombstones, of partitions led here, that may not be removed yet.", "tombstones", "clients"
     ),
@@ -59,6 +64,11 @@ HELP: Final[Mapping[str, Family]] = {
     ),
     "isthmus_unclean_elections": Family(
         "Unclean elections, ordered by operators, in the history of the partitions led here.", "elections", "partitions"
+    ),
+    "isthmus_actors_renewed_total": Family(
+        "Partitions that took another actor, since another cluster holds writes of theirs that their log lacks.",
+        "partitions",
+        "partitions",
     ),
     "isthmus_isr_worst_members": Family(
         "Members in sync of the partition led here that is closest to its min-ISR.",
@@ -180,9 +190,26 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_partitions_far": Family(
         "Partitions of this node that receive rows of their leader's store.", "partitions", "partitions"
     ),
-    "isthmus_storage_full": Family("1 while the log's disk is full.", "0 or 1", "logs and store"),
+    "isthmus_storage_full": Family(
+        "1 while writes are refused: the log's disk is full, or inodes, write access or file descriptors are short.",
+        "0 or 1",
+        "logs and store",
+    ),
     "isthmus_storage_free_bytes": Family(
         "Free space of the log's disk, as last measured; at 128 MiB the disk counts as full.", "bytes", "logs and store"
+    ),
+    "isthmus_storage_free_inodes": Family(
+        "Files that can still be created on the log's disk; at 128 writes are refused. Absent where the file system "
+        "sets no limit.",
+        "inodes",
+        "logs and store",
+    ),
+    "isthmus_open_files": Family("File descriptors that this process has open.", "descriptors", "logs and store"),
+    "isthmus_open_files_limit": Family(
+        "Limit of open files of this process (RLIMIT_NOFILE).", "descriptors", "logs and store"
+    ),
+    "isthmus_open_files_borrowed_total": Family(
+        "File descriptors taken from the reserve because no other was left.", "descriptors", "logs and store"
     ),
     "isthmus_storage_refused_forwards_total": Family(
         "Messages with entries that this node refused as a follower because its disk is full.",

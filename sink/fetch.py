@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from isthmus.config.settings import SinkSettings
+from isthmus.queues.counters_wire import BYTES_MAX as COUNTERS_BYTES_MAX
+from isthmus.queues.counters_wire import ToldCounters, decode_counters, encode_counters
 from isthmus.queues.leases import Session
 from isthmus.queues.sink_shares import Share
 from isthmus.queues.wire import (
@@ -82,6 +84,7 @@ class Fetcher:
     ) -> None:
         self._peer = peer
         self._path = f"/queues/{quote(queue, safe='')}/fetch"
+        self._counters_path = f"/queues/{quote(queue, safe='')}/counters"
         self._session = session
         self._local = local
         self._timeout_ms = settings.request_timeout_ms
@@ -117,6 +120,18 @@ class Fetcher:
         if self.ack is not None:
             await self._post(FetchOptions(0, 0, 0))
             self.ack = None
+
+    async def exchange(self, held: ToldCounters) -> ToldCounters:
+        """Tell the source what this cluster holds of its actors; what it holds of ours. Raises PeerFault,
+        CodecError."""
+        body = await self._peer.post(
+            self._counters_path,
+            encode_counters(held),
+            media_type=MEDIA_TYPE,
+            timeout_ms=self._timeout_ms,
+            limit_bytes=COUNTERS_BYTES_MAX,
+        )
+        return decode_counters(body)
 
     async def _post(self, options: FetchOptions) -> FetchReply:
         request = FetchRequest(

@@ -32,6 +32,7 @@ from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink import discovery, limits, peers, suspensions
 from isthmus.sink import status as listing
 from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.counter_exchange import CounterExchange
 from isthmus.sink.dead_letter_retry import DeadLetterRetry
 from isthmus.sink.dead_letters import DeadLetters
 from isthmus.sink.discovery import LinkTarget, PassedOver
@@ -121,6 +122,7 @@ class Sink:
         credentials: SourceAccess,
         cluster: SinkNodes,
         traces: SinkTraces | None = None,
+        counters: CounterExchange | None = None,
     ) -> None:
         self._settings = settings
         self._kv = kv
@@ -148,7 +150,7 @@ class Sink:
         self._effective_limits = self._default_limits
         self._pool = WorkerPool(
             settings,
-            SinkContext(kv, time, letters, conflicts, self, self._stopping, traces),
+            SinkContext(kv, time, letters, conflicts, self, self._stopping, traces, counters),
             self._local,
             seeds=self._seeds,
             node=node_name,
@@ -533,7 +535,9 @@ class Sink:
         sentences = [f"{quantity(suspended, 'link')} suspended"] * (suspended > 0)
         sentences += [sentence for sentence in (self.failing(), self.passed_over()) if sentence]
         sentences += [f"dead letters: {letters} (isthmus sink dead-letters list)"] * (letters > 0)
-        return {"actor": "sink", "state": "running", "reason": "; ".join(sentences)}
+        errors = [self._pool.scheduler.errors(name) for name in self._pool.links if not self.is_suspended(name)]
+        state = "failing" if errors and all(errors) else "running"
+        return {"actor": "sink", "state": state, "reason": "; ".join(sentences)}
 
     def failing(self) -> str:
         """How many links fail, and why the first does; "" when none."""

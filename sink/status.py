@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from isthmus.config.text import quantity
+from isthmus.config.text import as_it_answered, quantity
 from isthmus.queues.window_rules import Item
 from isthmus.queues.wire import SERVING
 from isthmus.repl.model.requests import PushOutcome
@@ -105,11 +105,6 @@ def by_whom(suspension: SinkSuspension) -> str:
 def in_a_row(errors: int) -> str:
     """The reason for a failing link whose last fetch was answered, while its batch is not stored yet."""
     return f"{quantity(errors, 'error')} in a row"
-
-
-def as_it_answered(reason: str, age_ms: int) -> str:
-    """The reason that a source gave, with the age of its answer; `isthmus status` removes it."""
-    return f"{reason}, as it answered {max(0, age_ms) / 1000:.0f} s ago"
 
 
 def row(

@@ -24,6 +24,7 @@ from isthmus.repl.property_digests import PropertyDifference, differences
 from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink.backoff import CycleResult
 from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.counter_exchange import CounterExchange
 from isthmus.sink.dead_letters import DeadLetters
 from isthmus.sink.discovery import LinkTarget
 from isthmus.sink.fetch import Fetcher, FetchOptions
@@ -89,6 +90,10 @@ class Link:
         self.held: Mapping[bytes, int] | None = None
         """Bucket types that the source holds back because this cluster lacks them, with the time of the oldest change
         of each; None: the source's version holds none back."""
+        self.counters_due_ms = 0
+        """When counters are exchanged with the source again; 0 at the beginning, and after each failure."""
+        self.counters_passes = -1
+        """Passes of the held counters at the last exchange."""
         self.open_fetches: dict[int, tuple[int, int]] = {}
         """Slot (by identity) -> when its fetch began, and when the answer is due, in wall-clock ms."""
 
@@ -109,6 +114,8 @@ class SinkContext(NamedTuple):
     stopping: asyncio.Event
     traces: SinkTraces | None = None
     """None: traces are off."""
+    counters: CounterExchange | None = None
+    """None: no counters are exchanged."""
 
 
 class Slot:
@@ -128,7 +135,11 @@ class Slot:
         link, time = self.link, self._context.time
         asked_ms, wall_ms = time.now_ms(), time.wall_ms()
         link.open_fetches[id(self)] = wall_ms, wall_ms + options.wait_ms
+        counters = self._context.counters
         try:
+            if counters is not None and counters.due(link):
+                await counters.run(link, self.fetcher)
+                asked_ms = time.now_ms()
             reply = await self.fetcher.fetch(options, link.cluster, link.expected_name)
         except IsthmusError as error:
             self._failed(error)
@@ -270,6 +281,7 @@ class Slot:
     def _failed(self, error: IsthmusError) -> None:
         link = self.link
         link.errors += 1
+        link.counters_due_ms = 0
         link.last_error = str(error)
         link.last_error_reason = error.reason
         link.last_error_ms = self._context.time.wall_ms()

@@ -25,6 +25,17 @@ class ComparedRow(NamedTuple):
     modified_ms: int
     tombstone: bool
 
+    @property
+    def reaped(self) -> bool:
+        """True for the memory of a tombstone that was removed: `clock` is its clock (R-REAP). Programs that do not know
+        such rows take them for tombstones."""
+        return self.tombstone and not self.hash64 and not self.modified_ms
+
+
+def reaped_row(bucket: bytes, key: bytes, clock: bytes) -> ComparedRow:
+    """The row of a reaped key whose last tombstone had this encoded clock."""
+    return ComparedRow(bucket, key, clock, 0, 0, True)
+
 
 class DifferenceKind(StrEnum):
     """How the row of a key differs."""
@@ -48,6 +59,7 @@ class VerdictKind(StrEnum):
 
     MATCH = "match"
     TRANSIENT = "transient"
+    WAITING = "waiting"
     DIVERGED = "diverged"
     FILTERED = "filtered"
     UNREACHABLE = "unreachable"
@@ -74,7 +86,8 @@ def by_key(rows: Iterable[ComparedRow]) -> Rows:
 
 def compare(source: Rows, sink: Rows) -> list[KeyDifference]:
     """The differing keys in key order. A deleted key equals one that is deleted, reaped or missing on the other side
-    (R-TREE). A row whose clock cannot be decoded is corrupt."""
+    (R-TREE). A row whose clock cannot be decoded is corrupt. A reaped key is ahead of what its tombstone had seen, and
+    counts as missing beside anything else."""
     differing = [name for name, mine in source.items() if not _equal(mine, sink.get(name))]
     differing += [name for name in sink.keys() - source.keys() if not _equal(None, sink[name])]
     return [_difference(name, source.get(name), sink.get(name)) for name in sorted(differing)]
@@ -88,10 +101,18 @@ def _equal(mine: ComparedRow | None, theirs: ComparedRow | None) -> bool:
 
 
 def _difference(name: tuple[bytes, bytes], source: ComparedRow | None, sink: ComparedRow | None) -> KeyDifference:
+    if source is not None and source.reaped and not _has(source, sink):
+        source = None
+    if sink is not None and sink.reaped and not _has(sink, source):
+        sink = None
     if sink is None:
         return KeyDifference(*name, DifferenceKind.MISSING, BehindSide.SINK, source, sink)
     if source is None:
         return KeyDifference(*name, DifferenceKind.MISSING, BehindSide.SOURCE, source, sink)
+    if source.reaped or sink.reaped:  # it covers the other one, which a push there would not bring back
+        return KeyDifference(
+            *name, DifferenceKind.BEHIND, BehindSide.SINK if source.reaped else BehindSide.SOURCE, source, sink
+        )
     try:
         ours, theirs = decode_clock(source.clock), decode_clock(sink.clock)
     except CodecError:
@@ -117,11 +138,17 @@ def confirm(first: Iterable[KeyDifference], source: Rows, sink: Rows) -> tuple[l
         mine, theirs = source.get(name), sink.get(name)
         if mine == before.source and theirs == before.sink:
             still.append(before)
-        elif _equal(mine, theirs) or _arrived(before, mine, theirs):
+        elif _equal(mine, theirs) or (not _is_reaped(mine, theirs) and _arrived(before, mine, theirs)):
             transient += 1
         else:
             still.append(_difference(name, mine, theirs))
     return still, transient
+
+
+def _is_reaped(*rows: ComparedRow | None) -> bool:
+    """True if one of the rows is the memory of a reaped key: it says that the other one should go, not that it is
+    here."""
+    return any(row is not None and row.reaped for row in rows)
 
 
 def _arrived(before: KeyDifference, source: ComparedRow | None, sink: ComparedRow | None) -> bool:

@@ -128,6 +128,9 @@ class Findings:
     """Lower bound of the differing segments left to later checks by the limit; they are unexplained as well."""
     segments_wrong: int = 0
     """Segments with equal rows and different leaves, neither of which changes: one tree is wrong."""
+    forgotten: int = 0
+    """Keys that are missing at the source, and that the sink has as the source's cluster wrote them: lost, or deleted
+    and reaped so long ago that it is forgotten. The sink may lack a delete, so they are not ahead there."""
     queued: int = 0
     queuing: int = 0
     """Keys that the repair under way has queued; they count in `queued` once it ends."""
@@ -141,7 +144,8 @@ class Findings:
     @property
     def ahead(self) -> int:
         """Keys that only the sink has, or that are newer there: the source has nothing to send for them."""
-        return sum(count for (_, side), count in self.by_kind.items() if side is BehindSide.SOURCE)
+        there = sum(count for (_, side), count in self.by_kind.items() if side is BehindSide.SOURCE)
+        return there - self.forgotten
 
     @property
     def up_to_date(self) -> bool:
@@ -152,14 +156,21 @@ class Findings:
 Machine = Generator[Step, object, ExchangeVerdict]
 
 
+def nobodys(_row: ComparedRow) -> bool:
+    """Rows of a source whose own writes are not known by their clocks."""
+    return False
+
+
 class CompareFilter(NamedTuple):
     """The keys that count (`key_filter`; None: all), the bucket that is compared (None: all), whether rows are of a
-    time range only (`partial`), and whether keys that are ahead at the sink are to be repaired, too (`both_ways`)."""
+    time range only (`partial`), whether keys that are ahead at the sink are to be repaired, too (`both_ways`), and
+    which rows of the sink are as the source's cluster wrote them (`ours`)."""
 
     key_filter: Callable[[bytes, bytes], bool] | None
     bucket: bytes | None
     partial: bool
     both_ways: bool = False
+    ours: Callable[[ComparedRow], bool] = nobodys
 
     @property
     def is_partial(self) -> bool:
@@ -172,7 +183,13 @@ class CompareFilter(NamedTuple):
 
     def lacks(self, difference: KeyDifference) -> bool:
         """True if a cluster lacks something that this run is to bring there: the sink; with `both_ways` either."""
-        return self.counts(difference) and (self.both_ways or difference.side is not BehindSide.SOURCE)
+        there = difference.side is BehindSide.SOURCE and not self.forgotten(difference)
+        return self.counts(difference) and (self.both_ways or not there)
+
+    def forgotten(self, difference: KeyDifference) -> bool:
+        """True for a key that is missing at the source, and that its cluster wrote; see `Findings.forgotten`."""
+        missing = difference.kind is DifferenceKind.MISSING and difference.side is BehindSide.SOURCE
+        return missing and difference.sink is not None and self.ours(difference.sink)
 
 
 def exchange(
@@ -183,6 +200,7 @@ def exchange(
     partial: bool = False,
     bucket: bytes | None = None,
     both_ways: bool = False,
+    ours: Callable[[ComparedRow], bool] = nobodys,
     branches_at_once: int = BRANCHES_AT_ONCE,
     segments_at_once: int = SEGMENTS_AT_ONCE,
     segment_limit: int = 0,
@@ -192,6 +210,7 @@ def exchange(
     differ. `partial`: rows are of a time range only; `bucket`: only its rows are compared. `segment_limit`: compare the
     rows of no more segments, 0: no limit; `start`, any number, selects them, so that lasting differences in some do not
     starve the others. `both_ways`: keys that are ahead at the sink are to be repaired, too; else they are only counted.
+    `ours`: whether a row of the sink is as the source's cluster wrote it; see `Findings.forgotten`.
 
     The driver sends the result of each Step and receives the next. Returns IN_SYNC; UP_TO_DATE when the only
     differences are keys that are ahead at the sink, which are not to be repaired; REPAIRED when all that is to be
@@ -199,7 +218,7 @@ def exchange(
     wrong. IN_SYNC and UP_TO_DATE cover all keys that count, also in a partial run: each differing segment was
     explained.
     """
-    scope = CompareFilter(key_filter, bucket, partial, both_ways)
+    scope = CompareFilter(key_filter, bucket, partial, both_ways, ours)
     findings.state = "root-compare"
     branches = yield from _confirm(_compare_roots, findings, "root-confirm")
     findings.branches_differing = len(branches)
@@ -301,6 +320,7 @@ def _segments(
             findings.segments_ahead += len(_segments_of(beyond, shift) - _segments_of(lacking, shift))
         if still:
             findings.by_kind.update((difference.kind, difference.side) for difference in still)
+            findings.forgotten += sum(map(scope.forgotten, still))
             findings.state = "repair"
             queued = yield Repair(still)
             assert isinstance(queued, int)

@@ -1,7 +1,9 @@
 """Trees and rows of the partitions that this node leads: roots, leaves, and the rows of segments.
 
 Every response is of one moment and lists its partitions. A partition without a ready tree is listed with the reason.
-Rows are read in a thread, from one snapshot per partition, in whole segments. `aae.exchange.cluster` adds up the nodes.
+Rows are read in a thread, from one snapshot per partition, in whole segments; among them are the remembered clocks of
+reaped keys (`repl.store.reaped_keys`), so that a value which a removed tombstone had seen is not taken for one that is
+missing here. `aae.exchange.cluster` adds up the nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from isthmus.aae.exchange import wire
-from isthmus.aae.exchange.compare import ComparedRow
+from isthmus.aae.exchange.compare import ComparedRow, reaped_row
 from isthmus.aae.exchange.wire import (
     AppliedTree,
     ClocksRequest,
@@ -32,7 +34,7 @@ from isthmus.aae.trees.tree import BRANCH_COUNT, LEAF_COUNT, Hashes
 from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import Corruption, IsthmusError
-from isthmus.repl.model.keys import SEGMENT_BITS
+from isthmus.repl.model.keys import SEGMENT_BITS, key_hash
 from isthmus.repl.store.port import Store
 from isthmus.repl.store.rows import SEGMENT_BYTES, split_tail
 
@@ -142,6 +144,7 @@ class LocalTrees:
             ]
             if not mine:
                 continue
+            reaped = _reaped_by_segment(self._store, one.partition, request)
             with (
                 closing(self._store.transfers.snapshot(one.partition)) as snapshot,
                 closing(snapshot.segments((start, stop) for _, start, stop in mine)) as parts,
@@ -152,6 +155,11 @@ class LocalTrees:
                         if _within(listed, request):
                             found.append((at, listed))
                             size += row_bytes(listed)
+                    if at in reaped:
+                        here = {split_tail(name[SEGMENT_BYTES:]) for name, _ in part}
+                        gone = [row for row in reaped[at] if (row.bucket, row.key) not in here]
+                        found += [(at, row) for row in gone if _within(row, request)]
+                        size += sum(map(row_bytes, gone))
                     read += len(part)
                     if len(found) >= request.rows or size >= ANSWER_BYTES or read >= READ_ROWS_MAX:
                         covered = at + 1  # the next partition may have rows of the same segment
@@ -177,6 +185,22 @@ def _readiness(partition: int, cached: CachedTree | None) -> TreeReadiness:
     if cached.tree is None:
         return TreeReadiness(partition, False, cached.reason or str(cached.state))
     return TreeReadiness(partition, True, "")
+
+
+def _reaped_by_segment(store: Store, partition: int, request: ClocksRequest) -> dict[int, list[ComparedRow]]:
+    """The rows of remembered reaped keys in the requested segments, by the index of their segment in the request; some
+    of the keys may have been written again. Hashes 10,000 names of a partition at most, in some milliseconds."""
+    remembered = dict(store.reaped_clocks(partition))
+    if not remembered or request.since_ms:  # they have no time
+        return {}
+    places = {segment: at for at, segment in enumerate(request.segments)}
+    shift = 64 - request.size_bits
+    found: dict[int, list[ComparedRow]] = {}
+    for (bucket, key), clock in remembered.items():
+        at = places.get(key_hash(bucket, key) >> shift)
+        if at is not None:
+            found.setdefault(at, []).append(reaped_row(bucket, key, clock))
+    return found
 
 
 def _row(bucket: bytes, key: bytes, data: bytes) -> ComparedRow:

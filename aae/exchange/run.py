@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from isthmus.aae.exchange.cluster import Incomplete
-from isthmus.aae.exchange.compare import DifferenceKind, KeyDifference
+from isthmus.aae.exchange.compare import ComparedRow, DifferenceKind, KeyDifference
 from isthmus.aae.exchange.exchange import (
     SEGMENTS_AT_ONCE,
     Clocks,
@@ -26,6 +26,7 @@ from isthmus.aae.exchange.exchange import (
     RowPage,
     Step,
     exchange,
+    nobodys,
 )
 from isthmus.aae.exchange.remote import TypeLacking
 from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, RootsRequest, RowsResponse
@@ -68,7 +69,7 @@ class ExchangeScope(NamedTuple):
 
     Trees are always compared whole; rows only if changed in [since_ms, before_ms) (0: no bound) and of `bucket`, if
     given. `key_filter(bucket, key)`: False for keys that may differ; None: none may. `segment_limit`, `start`,
-    `both_ways`: see `aae.exchange.exchange.exchange`."""
+    `both_ways`, `ours`: see `aae.exchange.exchange.exchange`."""
 
     bucket_type: bytes
     since_ms: int = 0
@@ -79,6 +80,7 @@ class ExchangeScope(NamedTuple):
     segment_limit: int = 0
     start: int = 0
     both_ways: bool = False
+    ours: Callable[[ComparedRow], bool] = nobodys
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ class ExchangeOutcome:
     retryable: bool = False
     type_missing: bool = False
     refused: int = 0
-    """Repairs of the previous check that the other cluster has refused for good."""
+    """Repairs of checks before that the other cluster has refused for good, or that had no effect."""
 
 
 async def run(
@@ -189,6 +191,7 @@ async def _drive(
         bucket=scope.bucket,
         segments_at_once=segments_at_once,
         both_ways=scope.both_ways,
+        ours=scope.ours,
         segment_limit=scope.segment_limit,
         start=scope.start,
     )

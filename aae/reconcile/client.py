@@ -8,7 +8,7 @@ Tokens and certificates are files, read where the work runs, so options contain 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -149,6 +149,49 @@ def fetch_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) 
 
     return first_response(
         urls, credentials, send, fatal=lambda _: False, failed="no node answers which nodes hold which partitions"
+    )
+
+
+class QueuePosition(NamedTuple):
+    """A queue of one cluster for another. `cursors`: partition -> the offset below which everything is acknowledged,
+    None: not known. `reason`: why it does not serve all, "" for none."""
+
+    queue: str
+    cluster: str
+    filter: str
+    reason: str
+    cursors: Mapping[int, int | None]
+
+
+QUEUES_BYTES_MAX: Final = 16_000_000
+"""Longest answer about queues: a thousand queues of a thousand partitions."""
+
+
+def fetch_queues(urls: Sequence[str], credentials: Credentials, to_cluster: bytes) -> tuple[QueuePosition, ...] | None:
+    """The queues of a cluster that cluster `to_cluster` owns; None where its nodes are of a version that does not tell.
+    Raises PeerFault, CodecError."""
+
+    def send(peer: HttpPeer) -> tuple[QueuePosition, ...] | None:
+        try:
+            data = peer.get(wire.QUEUES_PATH, timeout_ms=PLAN_TIMEOUT_MS, limit_bytes=QUEUES_BYTES_MAX)
+        except HttpRefused as error:
+            if error.status == 404:
+                return None
+            raise
+        try:
+            return tuple(
+                QueuePosition(
+                    str(row["queue"]), str(row["cluster"]), str(row["filter"]), str(row["reason"]),
+                    {int(p): None if at is None else int(at) for p, at in row["partitions"].items()},
+                )
+                for row in json.loads(data)["queues"]
+                if row["uuid"] == to_cluster.hex()
+            )  # fmt: skip
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise CodecError(f"not queues: {error!r:.200}") from error
+
+    return first_response(
+        urls, credentials, send, fatal=lambda _: False, failed="no node answers how far its queues are acknowledged"
     )
 
 

@@ -115,6 +115,22 @@ def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bo
     return _by_streams(side, runs, committed, bodies)
 
 
+def places_of(side: SideSpec, runs: Runs) -> dict[Name, tuple[int, int]]:
+    """(partition, offset of its newest change) of all keys of the ranges, from leaders; rows that cannot be decoded are
+    left out. Raises as `read_runs`."""
+    parts = plan_of(side).partitions
+    found: dict[Name, tuple[int, int]] = {}
+    for rows in frames_of(side, runs, [], committed=True):
+        for name, data in zip(rows.names, rows.key_rows, strict=True):
+            segment = int.from_bytes(name[:SEGMENT_BYTES], "big")
+            partition = next(one.partition for one in parts if one.first <= segment < one.end)
+            try:
+                found[split_tail(name[SEGMENT_BYTES:])] = partition, decode_key_row(data).offset
+            except IsthmusError:
+                continue
+    return found
+
+
 def scattered(runs: Runs) -> bool:
     """Whether to request the segments by number, instead of one stream per range."""
     return len(runs) > 1 and sum(end - first for first, end in runs) <= SCATTERED_MAX

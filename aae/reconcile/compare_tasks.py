@@ -13,12 +13,22 @@ from typing import Any, Final, NamedTuple
 import msgpack
 import pyarrow as pa
 
-from isthmus.aae.exchange.compare import VerdictKind
-from isthmus.aae.reconcile.compare_range import Joined, SideSpec, error_line, joined, read_runs, scattered
+from isthmus.aae.exchange.compare import BehindSide, DifferenceKind, VerdictKind
+from isthmus.aae.reconcile.client import QueuePosition
+from isthmus.aae.reconcile.compare_range import (
+    Joined,
+    SideSpec,
+    error_line,
+    joined,
+    places_of,
+    read_runs,
+    scattered,
+)
 from isthmus.aae.reconcile.findings import FINDING, decode_candidates, encode_candidates, finding
 from isthmus.aae.reconcile.verdicts import (
     CandidateKey,
     KeyVerdict,
+    Name,
     filtered_verdict,
     first_look,
     second_look,
@@ -39,7 +49,8 @@ STILL_ARRIVING: Final = "still-arriving: changes take longer than --settle and f
 
 
 class Job(NamedTuple):
-    """Parameters that all chunks of a run share. `rest_s`: pause before a further look."""
+    """Parameters that all chunks of a run share. `rest_s`: pause before a further look. `to_right`, `to_left`: the
+    queues of each side for the other one, as they were before the second look."""
 
     left: SideSpec
     right: SideSpec
@@ -50,6 +61,8 @@ class Job(NamedTuple):
     filter: str
     bodies: bool = False
     rest_s: float = 0.0
+    to_right: tuple[QueuePosition, ...] = ()
+    to_left: tuple[QueuePosition, ...] = ()
 
 
 COUNTS: Final = (
@@ -171,9 +184,22 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
             judged.append((one, second_look(one, now.left, now.right), now))
         differing = [one for one, second, _ in judged if second.verdict is VerdictKind.DIVERGED]
         arriving = len(differing) < len(left_over)
+        held: dict[Name, str] = {}
+        if differing and not arriving:
+            try:
+                held = waits(job, [second for second in judged if second[1].verdict is VerdictKind.DIVERGED])
+            except IsthmusError as failures:  # that nothing waits is not known, so that nothing is called lost
+                error = error_line(failures)
         for one, second, now in judged:
-            if second.verdict is not VerdictKind.DIVERGED or not arriving:
+            if second.verdict is not VerdictKind.DIVERGED:
                 say(one, second, now)
+            elif not arriving and error:
+                say(one, unreachable_verdict(one), now)
+            elif not arriving:
+                queue = held.get((one.bucket, one.key))
+                say(one, second if queue is None else second._replace(verdict=VerdictKind.WAITING), now)
+        if held:
+            error = f"waiting: {len(held)} in {next(iter(held.values()))}"
         left_over = differing if arriving else []
         if left_over and further < FURTHER_LOOKS_MAX:
             sleep(job.rest_s)
@@ -193,6 +219,36 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
         "unreachable": counts[VerdictKind.UNREACHABLE],
         "findings": rows,
     }
+
+
+def waits(job: Job, diverged: Sequence[tuple[CandidateKey, KeyVerdict, CandidateKey]]) -> dict[Name, str]:
+    """Those of these keys whose newest change waits for the side that lacks it -> the queue in which it waits, with
+    what holds it. Raises as `read_runs`."""
+    ways = (
+        (job.left, job.to_right, (BehindSide.SINK, BehindSide.BOTH)),
+        (job.right, job.to_left, (BehindSide.SOURCE, BehindSide.BOTH)),
+    )
+    found: dict[Name, str] = {}
+    for side, queues, lacking in ways:
+        keys = [
+            one for one, said, _ in diverged if said.side in lacking and said.kind is not DifferenceKind.CORRUPT
+        ] if queues else []  # fmt: skip
+        if not keys:
+            continue
+        segments = runs_of(sorted({segment_of(key_hash(one.bucket, one.key)) for one in keys}))
+        places = places_of(side, segments)
+        filters = [parse_filter(queue.filter) for queue in queues]
+        for one in keys:
+            if (one.bucket, one.key) not in places:
+                continue
+            partition, offset = places[one.bucket, one.key]
+            for queue, offered in zip(queues, filters, strict=True):
+                cursor = queue.cursors.get(partition)
+                if (cursor is None or offset >= cursor) and offered.includes(job.bucket_type.encode(), one.bucket):
+                    why = f": {queue.reason}" if queue.reason else ""
+                    unknown = "" if cursor is not None else ", how far it is acknowledged is not known"
+                    found[one.bucket, one.key] = f"queue {queue.queue} to {queue.cluster}{unknown}{why}"
+    return found
 
 
 def _now_ms() -> int:

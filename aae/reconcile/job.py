@@ -29,6 +29,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from isthmus.aae.reconcile.client import QueuePosition, fetch_queues
 from isthmus.aae.reconcile.compare_range import SideSpec, error_line, plan_of
 from isthmus.aae.reconcile.compare_tasks import FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
 from isthmus.aae.reconcile.findings import summarized
@@ -271,8 +272,21 @@ class _Run:
         ]
         if any(now.first[chunk.number][1].candidates for chunk in waiting):
             self._settle(now)
-        self._waves(SECOND, waiting, looks.second)
+            job = job._replace(to_right=self._queues(left, right), to_left=self._queues(right, left))
+        self._waves(SECOND, waiting, Waves(self._spark, self._directory, job).second)
         return self._report(plan)
+
+    def _queues(self, side: SideSpec, other: SideSpec) -> tuple[QueuePosition, ...]:
+        """The queues of one side for the other, asked before the second look: what is acknowledged then has arrived."""
+        try:
+            found = fetch_queues(side.urls, side.credentials, other.cluster)
+        except IsthmusError as error:
+            self._progress(f"how far queues are acknowledged is not known: {error_line(error)}")
+            return ()
+        for queue in found or ():
+            if queue.reason:
+                self._progress(f"queue {queue.queue} to {queue.cluster}: {queue.reason}")
+        return found or ()
 
     def _plan(self) -> SegmentPlan:
         kept = self._directory.read("plan.json")
@@ -347,7 +361,7 @@ class _Run:
             wrong = sum(bool(one.error) for one in done)
             self._progress(
                 f"{look} look: {passed} of {total} chunks, about {left_s:.0f} s left"
-                + (f"; {wrong} could not be read" if wrong else "")
+                + (f"; {wrong} stay open" if wrong else "")
             )
 
     def _settle(self, now: RunProgress) -> None:

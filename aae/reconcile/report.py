@@ -73,7 +73,7 @@ def summarize(
         outcome = ReconcileOutcome.DIFFER if verdicts["diverged"] else ReconcileOutcome.EQUAL
     covered = 0 if plan is None else plan.covered
     limit = facts["max_differences"]  # of those that claim loss, and of all others together
-    others = sum(done.filtered + done.transient + done.unreachable for done in seconds_looks)
+    others = sum(done.filtered + done.candidates - done.diverged for done in seconds_looks)
     return {
         "form": FORM,
         "run_id": directory.run_id,
@@ -121,6 +121,7 @@ def _verdicts(firsts: list[ChunkResult], seconds: list[ChunkResult]) -> dict[str
     counts = {
         "match": sum(done.match for done in firsts),
         "transient": sum(done.transient for done in seconds),
+        "waiting": sum(done.candidates - done.transient - done.diverged - done.unreachable for done in seconds),
         "diverged": sum(done.diverged for done in seconds),
         "filtered": filtered,
         "unreachable": sum(done.unreachable for done in seconds) + waiting,
@@ -132,7 +133,8 @@ def _verdicts(firsts: list[ChunkResult], seconds: list[ChunkResult]) -> dict[str
 
 
 def counts_so_far(now: RunProgress) -> dict[str, int]:
-    """Keys by verdict while a run goes on; those that differ and wait for their second look are `waiting`."""
+    """Keys by verdict while a run goes on; those that differ and wait, for their second look or in a queue, are
+    `waiting`."""
     seconds = [done for _, done in now.second.values()]
     firsts = [(chunk, done) for chunk, (_, done) in now.first.items()]
     return {
@@ -141,7 +143,8 @@ def counts_so_far(now: RunProgress) -> dict[str, int]:
         "diverged": sum(done.diverged for done in seconds),
         "filtered": sum(done.filtered for _, done in firsts),
         "unreachable": sum(done.unreachable for done in seconds),
-        "waiting": sum(done.candidates for chunk, done in firsts if chunk not in now.second),
+        "waiting": sum(done.candidates for chunk, done in firsts if chunk not in now.second)
+        + sum(done.candidates - done.transient - done.diverged - done.unreachable for done in seconds),
     }
 
 

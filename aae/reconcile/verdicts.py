@@ -2,8 +2,9 @@
 
     match         both have the same, or neither has a live object
     transient     differed at the first look, and the side behind had the write at the second
-    diverged      differs at both looks: the only verdict that claims loss. Its difference is missing, behind,
-                  concurrent or corrupt, on the side that lacks something
+    waiting       differs at both looks, and the change that is missing waits in a queue for that side
+    diverged      differs at both looks and does not wait: the only verdict that claims loss. Its difference is
+                  missing, behind, concurrent or corrupt, on the side that lacks something
     filtered      differs, and the filter leaves it out: never missing
     unreachable   differed at the first look, and could not be read at the second
 

@@ -35,6 +35,7 @@ PUSH_VERSION: Final = 1
 ROWS_PATH: Final = "/rows"
 CHANGES_PATH: Final = "/rows/changes"
 PLAN_PATH: Final = "/rows/plan"
+QUEUES_PATH: Final = "/rows/queues"
 PUSH_PATH: Final = "/batch/push"
 
 MEDIA_TYPE: Final = "application/msgpack"

@@ -82,7 +82,7 @@ class CheckResult:
     unexplained: int = 0
     """Segments that differ in keys that this check did not compare."""
     refused: int = 0
-    """Repairs enqueued before it that the other cluster refused for good."""
+    """Repairs enqueued before it that the other cluster refused for good, or that had no effect."""
     segments_ahead: int = 0
     """Segments outside the check's range that differ, and there only in keys that are ahead on the other side."""
     lacking: bool = False

@@ -95,7 +95,7 @@ def _found(peer: PeerState, verdict: ExchangeVerdict, began_ms: int, key: Key) -
         return KeyVerdict.UNREACHABLE, None, "which keys differed then is not known any more"
     found = named.keys.get((key.bucket, key.key))
     if found is not None:
-        return KeyVerdict.DIVERGED, found, AHEAD if is_ahead(found) else ""
+        return KeyVerdict.DIVERGED, found, AHEAD if is_ahead(found) else peer.checker.ineffective_of(key)
     if verdict not in CONCLUSIVE:
         return KeyVerdict.UNREACHABLE, None, ""
     if not named.every:

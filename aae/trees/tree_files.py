@@ -72,8 +72,11 @@ def load_and_remove_tree(
 def remove_trees(directory: Path) -> None:
     """Remove all saved trees: they are outdated once an entry is applied. Raises LocalFault."""
     try:
-        for path in directory.glob("*.tree"):
-            path.unlink()
+        for name in os.listdir(directory):  # not `glob`: from Python 3.13 on it hides what cannot be read
+            if name.endswith(".tree"):
+                (directory / name).unlink()
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise LocalFault(f"cannot remove saved trees in {directory}: {error.strerror}") from error
 

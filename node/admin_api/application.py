@@ -183,6 +183,7 @@ class AdminApi(HttpApplication):
             "balancing": balancing,
             "moving": moving,
             "problems": problems,
+            "urgent": services.credentials.urgent(),
             "warnings": [*services.credentials.problems(), *cluster_status.silent(facts), *links],
             "silent": sorted(name for name, reported in facts.items() if reported is None),
             "nodes": cluster_status.node_rows(records, registrations, drained),

@@ -19,8 +19,9 @@ from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.replica_query import REPLICAS, NodeReplicaFacts, ReplicaForm
 from isthmus.repl.controller import unclean_election
-from isthmus.repl.controller.unclean_election import ReplicaReport, new_incarnation
+from isthmus.repl.controller.unclean_election import ReplicaReport
 from isthmus.repl.isr.effects import ReplicaRole
+from isthmus.repl.metastore.counters import new_incarnation
 from isthmus.repl.metastore.port import Ambiguous, Unavailable
 from isthmus.repl.model.errors import Fenced, IsthmusError
 from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -15,6 +16,7 @@ from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.cli.output import Row, TableSpec, column, moment, moment_of, object_in, objects_in, printable
 from isthmus.node.cli.parameters import Count, Duration, time_or_ago
 from isthmus.node.http.answer_limits import ROWS, ROWS_MAX
+from isthmus.node.http.answer_texts import without_age
 from isthmus.repl.model.errors import BadInput
 
 FOLLOW_S: Final = 2.0
@@ -29,6 +31,10 @@ BACK_MAX_MS: Final = 600_000
 
 SEEN_MAX: Final = 20_000
 """Events that --follow remembers as printed: those of some answers of 1,000."""
+
+FOLD_MS: Final = 600_000
+"""Longest time between two equal events that a table shows as one: a fault that lasts is reported every few seconds or
+minutes; after a longer pause it is news. A guess."""
 
 EVENTS: Final = TableSpec(
     ("at", moment_of("at_ms")),
@@ -61,6 +67,8 @@ def events_command(
     """The events of all nodes: elections, nodes that come and go, replicas in and out of sync, orders, acts of
     operators, links, checks. The oldest first; -o json with --follow prints a line for each event.
 
+    What comes again and again is one line, with how often and since when; -o json has each.
+
     Acts are kept by the audit log, over restarts; of other events each node keeps the newest 2,000 since its start.
     """
     if timeout_ms is not None and not follow:
@@ -72,7 +80,7 @@ def events_command(
     if not follow:
         if query.echo_json(answer):
             return
-        EVENTS.echo(objects_in(answer, "events"))
+        EVENTS.echo(folded(objects_in(answer, "events")))
         _note_unknown(answer)
         return
     follower = _Follower(query, wanted, began_s)
@@ -81,6 +89,32 @@ def events_command(
         follower.run(None if timeout_ms is None else began_s + timeout_ms / 1000)
     except KeyboardInterrupt:
         return
+
+
+def folded(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The events with each that came again within FOLD_MS, at the same node with the same text but for the age of an
+    answer, as one: at the time of the last, with how often it came and since when."""
+    found: dict[tuple[Any, ...], tuple[dict[str, Any], int, Any]] = {}
+    done: list[tuple[dict[str, Any], int, Any]] = []
+    for row in rows:
+        act = row.get("id") if row.get("kind") == "act" else None  # each act of a person counts
+        key = (row.get("node"), row.get("kind"), row.get("event"), act, without_age(str(row.get("text") or "")))
+        last, count, since_ms = found.pop(key, (None, 0, row.get("at_ms")))
+        if last is not None and not _is_soon(last.get("at_ms"), row.get("at_ms")):
+            done.append((last, count, since_ms))
+            count, since_ms = 0, row.get("at_ms")
+        found[key] = (dict(row), count + 1, since_ms)
+    rest = sorted([*done, *found.values()], key=lambda one: one[0].get("at_ms") or 0)
+    return [{**row, "text": _with_count(row, count, since_ms)} for row, count, since_ms in rest]
+
+
+def _with_count(row: Row, count: int, since_ms: Any) -> Any:
+    again = f"({count} times since {moment(since_ms)})"
+    return row.get("text") if count == 1 else f"{row['text']} {again}" if row.get("text") else again
+
+
+def _is_soon(before_ms: Any, at_ms: Any) -> bool:
+    return isinstance(before_ms, int) and isinstance(at_ms, int) and at_ms - before_ms <= FOLD_MS
 
 
 class _Follower:

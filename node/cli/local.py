@@ -75,13 +75,14 @@ def sample(name: str) -> None:
 @topology_argument
 @directory_option
 @click.option("--auto-ports", is_flag=True, help="Use free ports instead of the file's; the same at every start.")
+@wait_option
 @timeout_option
 @output_option
-def up(topology: Path, directory: Path, auto_ports: bool, timeout_ms: int, output: str) -> None:
+def up(topology: Path, directory: Path, auto_ports: bool, wait: bool, timeout_ms: int, output: str) -> None:
     """Start the clusters of TOPOLOGY; returns when every partition is online. Does nothing where all runs already."""
     clusters = LocalClusters(load_topology(topology), directory, auto_ports=auto_ports)
     with StartProgress() as progress:
-        result = clusters.up(timeout_ms / 1000, progress.show)
+        result = clusters.up(timeout_ms / 1000, progress.show, wait=wait)
     echo_rows(result, output, NODES, _node_rows(result))
 
 

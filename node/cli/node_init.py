@@ -42,6 +42,7 @@ OPTIONS: Final = with_options(
         help="For nodes; clients have the next one, operators the one after.",
     ),
     click.option("--metastore", default="", metavar="HOST:PORT,...", help="ZooKeeper; without it one in the node."),
+    click.option("--metastore-tls", is_flag=True, help="Speak TLS to ZooKeeper, by the files of --tls."),
     click.option(
         "--replication-factor", cls=RenamedOption, old=("--factor",), type=Count(1, 7),
         help="Replicas of each partition; without it 3 with --metastore, else 1.",
@@ -103,6 +104,7 @@ def _check_together(given: dict[str, Any]) -> None:
         ("--peer-cluster", given["peer_cluster"], "--peer", given["peers"]),
         ("--peer-token-file", given["peer_token_file"], "--peer", given["peers"]),
         ("--peer-ca", given["peer_ca"], "--tls", given["tls"]),
+        ("--metastore-tls", given["metastore_tls"], "--tls", given["tls"]),
         ("--fullsync", given["fullsync"], "--peer", given["peers"]),
         ("--fullsync", given["fullsync"], "--peer-cluster", given["peer_cluster"]),
         ("--fullsync", given["fullsync"], "--queue", given["queues"]),
@@ -142,6 +144,8 @@ def _values(file: Path, given: dict[str, Any]) -> dict[str, Any]:
     if given["tls"] is not None:
         files = {"certificate": f"{name}.crt", "key": f"{name}.key", "authority": "ca.crt"}
         values |= {f"tls.{key}": _written(file, given["tls"] / each) for key, each in files.items()}
+        if given["metastore_tls"]:
+            values["tls.metastore"] = True
         if given["peer_ca"]:
             values["tls.peer_authority"] = _written(file, Path(given["peer_ca"]))
     token = given["peer_token_file"]
@@ -224,6 +228,7 @@ OPTION_OF: Final = {
     r"metastore\.hosts": "--metastore",
     r"replication\.factor": "--replication-factor",
     r"tls\.peer_authority": "--peer-ca",
+    r"tls\.metastore": "--metastore-tls",
     r"tls": "--tls",
     r"tokens": "--tokens",
     r"queues": "--queue",

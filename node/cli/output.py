@@ -34,6 +34,7 @@ from isthmus.node.http.answer_texts import Row as Row
 from isthmus.node.http.answer_texts import cell as cell
 from isthmus.node.http.answer_texts import milliseconds as milliseconds
 from isthmus.node.http.answer_texts import named as named
+from isthmus.node.http.answer_texts import no_proof as no_proof
 from isthmus.node.http.answer_texts import object_in as object_in
 from isthmus.node.http.answer_texts import objects_in as objects_in
 from isthmus.node.http.answer_texts import percent as percent

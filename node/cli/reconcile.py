@@ -49,7 +49,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 KEYS_MAX: Final = 10_000
 """Most keys that `show` prints; the Spark view `findings` has all."""
 
-VERDICTS_SHOWN: Final = ("diverged", "unreachable", "transient", "filtered")
+VERDICTS_SHOWN: Final = ("diverged", "waiting", "unreachable", "transient", "filtered")
 """Verdicts whose keys are printed, in this order."""
 
 SIDES: Final = {"source": "left", "sink": "right"}

@@ -24,6 +24,7 @@ from isthmus.node.cli.output import (
     echo_facts,
     echo_json,
     moment,
+    no_proof,
     object_in,
     objects_in,
     printable,
@@ -40,6 +41,11 @@ def _cluster(row: Row) -> Any:
     return "none yet" if "uuid" in row and row["uuid"] is None else row.get("cluster")
 
 
+def _proven(row: Row) -> str:
+    """When a full-sync last proved that all arrived."""
+    return no_proof(row) if row.get("proven_ms") is None else moment(row["proven_ms"])
+
+
 LAGS: Final = TableSpec(
     ("cluster", _cluster),
     "queue",
@@ -47,7 +53,7 @@ LAGS: Final = TableSpec(
     "seconds",
     "objects",
     column("bytes", leave=2),
-    column("proven as of", lambda row: "never" if row.get("proven_ms") is None else moment(row["proven_ms"]), leave=1),
+    column("proven as of", _proven, leave=1),
     column("reason", text=True),
 )
 SENT: Final = TableSpec(

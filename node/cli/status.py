@@ -81,7 +81,23 @@ def gathered(sources: Sequence[ClusterSource], pool: ThreadPoolExecutor) -> list
             except CommandFailed as error:
                 errors[what] = str(error)
         found.append(source.joined(answers, errors))
-    return found
+    return _merged(found)
+
+
+def _merged(found: Sequence[StatusAnswers]) -> list[StatusAnswers]:
+    """The answers with those of one cluster as one, such as where two of its nodes were given as two clusters: the
+    first has the word, and what it lacks comes from the others."""
+    merged: dict[object, StatusAnswers] = {}
+    for number, each in enumerate(found):
+        uuid = each.answers.get("cluster", {}).get("cluster_uuid") or number  # unknown: by itself
+        before = merged.get(uuid)
+        if before is None:
+            merged[uuid] = each
+            continue
+        answers = {**each.answers, **before.answers}
+        errors = {what: why for what, why in before.errors.items() if what not in answers}
+        merged[uuid] = StatusAnswers(before.name, answers, errors)
+    return list(merged.values())
 
 
 ADMINS: Final = click.option(

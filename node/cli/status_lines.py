@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from isthmus.config.text import quantity
 from isthmus.node.cli.output import (
+    UNKNOWN,
     Column,
     Mark,
     Row,
@@ -20,6 +21,7 @@ from isthmus.node.cli.output import (
     column,
     milliseconds,
     moment,
+    no_proof,
     percent,
     printable,
     styled,
@@ -119,7 +121,7 @@ def _cluster_cells(row: Row, at_ms: int) -> tuple[Mark, list[Any]]:
     expires = row["certificates_expire_ms"]
     unknown = None in (below, least, offline) or bool(nodes["silent"])
     mark = (
-        Mark.BAD if least or offline
+        Mark.BAD if least or offline or (expires is not None and expires <= at_ms)
         else Mark.CHANGING if below or nodes["not_live"]
         else Mark.UNKNOWN if unknown or not partitions["total"]
         else Mark.GOOD
@@ -132,7 +134,7 @@ def _cluster_cells(row: Row, at_ms: int) -> tuple[Mark, list[Any]]:
         least,
         offline,
         percent(min(shares)) if shares else None,
-        "" if expires is None else f"{(expires - at_ms) // DAY_MS} d",
+        "" if expires is None else "expired" if expires <= at_ms else f"{(expires - at_ms) // DAY_MS} d",
         row["gaps"],
         row["dead_letters"],
     ]
@@ -163,7 +165,7 @@ def _proven(row: Row, at_ms: int) -> str:
     so."""
     proven, equal = row["proven_ms"], row["equal_ms"]
     if proven is None:
-        return "never"
+        return UNKNOWN if row["proofs_unknown_at"] is None else no_proof(row)
     if not row["both_ways"]:
         return _ago(proven, at_ms)
     if equal is None:
@@ -172,7 +174,7 @@ def _proven(row: Row, at_ms: int) -> str:
 
 
 def _ago(then_ms: int, at_ms: int) -> str:
-    return f"{milliseconds(max(0, at_ms - then_ms))} ago" if then_ms <= at_ms + AHEAD_MS else "unknown"
+    return f"{milliseconds(max(0, at_ms - then_ms))} ago" if then_ms <= at_ms + AHEAD_MS else UNKNOWN
 
 
 def _held(row: Row) -> str:

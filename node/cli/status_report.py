@@ -143,28 +143,41 @@ def _dead_letters(of: StatusAnswers) -> int | None:
 def links_of(clusters: Sequence[StatusAnswers]) -> list[dict[str, Any]]:
     """A row for each queue and the cluster that owns it: how far that one is behind, and why."""
     by_uuid = {each.answers["cluster"].get("cluster_uuid"): each for each in clusters if "cluster" in each.answers}
+    mute = [each.name for each in clusters if "cluster" not in each.answers]
     found: list[dict[str, Any]] = []
     for source in clusters:
         queues: dict[str, list[Row]] = {}
         for row in objects_in(source.answers.get("lag", {}), "lag"):
             queues.setdefault(str(row.get("queue")), []).append(row)
-        found += [_link(source, name, rows, by_uuid) for name, rows in queues.items()]
+        found += [_link(source, name, rows, by_uuid, mute) for name, rows in queues.items()]
     known = {(row["from_uuid"], row["queue"]) for row in found}
     for sink in clusters:
-        found += _links_from_elsewhere(sink, known, {uuid for uuid in by_uuid if uuid})
+        found += _links_from_elsewhere(sink, known, {uuid for uuid in by_uuid if uuid}, mute)
     return found
 
 
+def _unheard(name: str, mute: Sequence[str]) -> str:
+    """Why nothing is known of a cluster. `mute`: the clusters that were asked and do not answer, as the context calls
+    them; what such a cluster calls itself is not known."""
+    if name in mute:
+        return f"{name} does not answer"
+    return f"{name} is not asked here" + (f", unless it is {' or '.join(mute)}, which does not answer" if mute else "")
+
+
 def _link(
-    source: StatusAnswers, queue: str, rows: Sequence[Row], by_uuid: Mapping[Any, StatusAnswers]
+    source: StatusAnswers,
+    queue: str,
+    rows: Sequence[Row],
+    by_uuid: Mapping[Any, StatusAnswers],
+    mute: Sequence[str],
 ) -> dict[str, Any]:
     uuid, source_uuid = rows[0].get("uuid"), object_in(source.answers, "cluster").get("cluster_uuid")
     sink = by_uuid.get(uuid) if uuid else None
     causes = list(dict.fromkeys(str(row["reason"]) for row in rows if row.get("reason")))
     if sink is not None:
         causes = [*_causes_at(sink, queue, source_uuid), *causes]  # what is done there is why it is seen here
-    elif uuid is not None and len(by_uuid) > 1:
-        causes.append(f"{cell(rows[0].get('cluster'))} is not asked here: what its sinks do is not known")
+    elif uuid is not None and (len(by_uuid) > 1 or mute):
+        causes.append(f"{_unheard(cell(rows[0].get('cluster')), mute)}: what its sinks do is not known")
     proven = [row.get("proven_ms") for row in rows]
     equal = [row.get("equal_ms") for row in rows if row.get("both_ways")]
     state = max((fact.state for fact in lag_facts(rows, ProbeThresholds(*map(parse_duration, LAG)))), key=RANK.index)
@@ -179,6 +192,7 @@ def _link(
         "objects": _sum(rows, "objects"),
         "bytes": _sum(rows, "bytes"),
         "proven_ms": _earliest(proven),
+        "proofs_unknown_at": sorted({str(node) for row in rows for node in row.get("proofs_unknown_at") or ()}),
         "both_ways": bool(equal),
         "equal_ms": _earliest(equal) if equal else None,
         "causes": causes[:CAUSES_MAX],
@@ -233,9 +247,9 @@ def _nodes(names: Sequence[str]) -> str:
 
 
 def _links_from_elsewhere(
-    sink: StatusAnswers, known: set[tuple[Any, str]], asked: set[Any]
+    sink: StatusAnswers, known: set[tuple[Any, str]], asked: set[Any], mute: Sequence[str]
 ) -> Iterable[dict[str, Any]]:
-    """Links whose source is not asked: their lag is known there alone."""
+    """Links whose source is not asked, or does not answer: their lag is known there alone."""
     rows: dict[tuple[Any, str], list[Row]] = {}
     for node in objects_in(sink.answers.get("sinks", {}), "nodes"):
         for link in objects_in(object_in(node, "sink"), "sinks") if isinstance(node.get("sink"), dict) else ():
@@ -247,14 +261,14 @@ def _links_from_elsewhere(
         yield {
             "from": name,
             "from_uuid": source,
-            "from_unasked": True,
+            "from_unasked": name not in mute,
             "to": sink.name,
             "queue": queue,
             "state": "unknown",
-            **dict.fromkeys(("seconds", "objects", "bytes", "proven_ms", "equal_ms")),
+            **dict.fromkeys(("seconds", "objects", "bytes", "proven_ms", "equal_ms", "proofs_unknown_at")),
             "both_ways": False,
             "causes": [
-                f"{name} is not asked here: it alone knows how far {sink.name} is behind",
+                f"{_unheard(name, mute)}: it alone knows how far {sink.name} is behind",
                 *_causes_at(sink, queue, source)[: CAUSES_MAX - 1],
             ],
             "bucket_types": [],

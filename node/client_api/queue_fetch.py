@@ -1,7 +1,8 @@
 """Fetches from source queues by sinks of other clusters, and by a Riak.
 
 POST /queues/Q/fetch: the next batch, with the acknowledgement of the one before; /queues/Q/object: one object that the
-sink has not kept. GET /queuename/Q: a Riak removes one change from a queue.
+sink has not kept; /queues/Q/counters: what both clusters hold of each other's actors. GET /queuename/Q: a Riak removes
+one change from a queue.
 
 `queues.wire` has the bodies, `queues.service` decides. A long poll ends when its client closes, so that no batch is
 leased in vain, and at once when the node stops. A usual fetch takes the fast path (`fast_connection`), any other goes
@@ -19,6 +20,8 @@ from isthmus.node.http.application import MSGPACK, SMALL_BODY_BYTES, HttpApplica
 from isthmus.node.http.fast_connection import RawRequest
 from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.http.router import decode_segment, method_not_allowed
+from isthmus.queues.counters_wire import BYTES_MAX as COUNTERS_BYTES_MAX
+from isthmus.queues.counters_wire import ToldCounters, decode_counters, encode_counters
 from isthmus.queues.long_poll import Until
 from isthmus.queues.riak_format import EMPTY_QUEUE, encode_answer
 from isthmus.queues.service import RIAK_NAME
@@ -85,6 +88,9 @@ class QueueObjects(Protocol):
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
         """The object of a key, for the owner of the queue. Raises UnknownQueue, OwnedByOther, BadInput, Retryable."""
 
+    def counters(self, name: str, told: ToldCounters) -> ToldCounters:
+        """What a cluster holds of ours, and the answer. Raises UnknownQueue, OwnedByOther."""
+
     def link(self, name: str) -> dict[str, Any]:
         """The facts about a queue that a sink needs before it fetches. Raises UnknownQueue."""
 
@@ -109,6 +115,7 @@ class QueueRoutes:
         self.running = 0
         api.router.add("POST", FETCH_ROUTE, self._fetch)
         api.router.add("POST", "/queues/{queue}/object", self._object)
+        api.router.add("POST", "/queues/{queue}/counters", self._counters)
         api.router.add("GET", "/queues/{queue}/link", self._link)
         api.router.add("GET", RIAK_ROUTE, self._pop)
 
@@ -205,6 +212,12 @@ class QueueRoutes:
         self._check_certificate(request, wanted.cluster_name)
         reply = await self._objects.object_of(request.text("queue"), wanted)
         return Reply(200, _HEADERS, encode_object_reply(reply))
+
+    async def _counters(self, request: Request) -> Reply:
+        """What a cluster that fetches holds of this one's actors, and what this one holds of its own (R-ACTOR)."""
+        told = decode_counters(await request.body(COUNTERS_BYTES_MAX, "the limit of a message of counters"))
+        self._check_certificate(request, told.name)
+        return Reply(200, _HEADERS, encode_counters(self._objects.counters(request.text("queue"), told)))
 
     async def _link(self, request: Request) -> Reply:
         """The queue's offer, its owner, and what a sink must share with it; nothing changes."""

@@ -57,6 +57,23 @@ PATHS: Final[Mapping[str, str]] = {
 }
 """Riak's name of a resource -> a path that works as it stands, or a template with names in braces, for people."""
 
+WELCOME: Final = """\
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Isthmus</title></head><body>
+<h1>Isthmus</h1>
+<p>A replicated key-value store. This is a node's listener for applications, which speaks the HTTP API of Riak KV:</p>
+<pre>
+curl -X PUT URL/buckets/towns/keys/corinth -H 'Content-Type: text/plain' -d 'on the isthmus'
+curl URL/buckets/towns/keys/corinth
+</pre>
+<ul>
+<li><a href="/readyz">/readyz</a>: whether the node serves</li>
+<li><a href="/openapi.json">/openapi.json</a>: this API as OpenAPI</li>
+<li>the dashboard is on the node's other listener, <code>admin</code>: <code>isthmus dashboard</code> opens it</li>
+</ul>
+"""
+"""What a browser shows of `/`, before the list that Riak's clients read."""
+
 _HTML: Final = b"text/html; charset=utf-8"
 
 
@@ -95,7 +112,7 @@ class RiakInfoRoutes:
             f"<li>{name}: <code>{path}</code></li>" if "{" in path else f'<li><a href="{path}">{name}</a></li>'
             for name, path in PATHS.items()
         )
-        page = f"<html><body><ul>{items}</ul></body></html>\n"
+        page = f"{WELCOME}<h2>Resources, by Riak's names</h2><ul>{items}</ul></body></html>\n"
         return Reply(200, [*headers, (b"content-type", _HTML)], page.encode())
 
     async def _stats(self, _request: Request) -> Reply:

@@ -1,4 +1,4 @@
-"""POST /rows, /rows/changes, GET /rows/plan, POST /batch/push: reads and writes of batch jobs.
+"""POST /rows, /rows/changes, GET /rows/plan, /rows/queues, POST /batch/push: reads and writes of batch jobs.
 
 Rows are sent as a stream of frames from one snapshot; the first frame is made before the status is sent, so that a
 refusal has its own status. A push carries objects with their clocks, as a sink's does, and has an outcome for each
@@ -8,7 +8,7 @@ item. `aae.row_stream.wire` has the bodies, `aae.row_stream.streams` reads the r
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgpack
 
@@ -38,6 +38,13 @@ REASON_MAX: Final = 300
 _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 
 
+class QueuePositions(Protocol):
+    """How far other clusters have acknowledged (`node.services.queue_positions.ClusterQueuePositions`)."""
+
+    async def document(self) -> dict[str, Any]:
+        """The answer to GET /rows/queues."""
+
+
 class RowRoutes:
     """The routes of batch jobs. `cluster` is this cluster's uuid."""
 
@@ -45,6 +52,7 @@ class RowRoutes:
         self,
         streams: RowStreams,
         plan: RowPlan,
+        positions: QueuePositions,
         kv: KeyValue,
         limits: LimitSettings,
         api: HttpApplication,
@@ -54,6 +62,7 @@ class RowRoutes:
     ) -> None:
         self._streams = streams
         self._plan = plan
+        self._positions = positions
         self._kv = kv
         self._limits = limits
         self._cluster = cluster
@@ -62,6 +71,7 @@ class RowRoutes:
         api.router.add("POST", wire.ROWS_PATH, self._rows)
         api.router.add("POST", wire.CHANGES_PATH, self._changes)
         api.router.add("GET", wire.PLAN_PATH, self._planned)
+        api.router.add("GET", wire.QUEUES_PATH, self._queues)
         api.router.add("POST", wire.PUSH_PATH, self._push)
 
     async def _rows(self, request: Request) -> Stream:
@@ -86,6 +96,10 @@ class RowRoutes:
                 yield frame
 
         return Stream(200, list(_HEADERS), chunks(), frames.aclose)
+
+    async def _queues(self, _request: Request) -> Reply:
+        """The queues of other clusters and, by partition, the offset below which all of their changes have arrived."""
+        return json_reply(await self._positions.document())
 
     async def _planned(self, request: Request) -> Reply:
         asked = request.query.get("bucket_type", DEFAULT_BUCKET_TYPE.decode())

@@ -56,6 +56,7 @@ class TreeRoutes:
 
     async def _repaired(self, asked: wire.RepairRequest) -> bytes:
         keys = [Key(asked.bucket_type, bucket, key) for bucket, key in asked.names]
+        await self._repairs.recall(keys)  # some may be ahead by a tombstone that was reaped
         return wire.encode_repair_response(await self._repairs.push(asked.queue, keys))
 
     async def _roots_of(self, asked: wire.RootsRequest) -> bytes:

@@ -22,7 +22,8 @@ from isthmus.node.cli.parameters import Count, Number
     "--rate",
     type=Number(min=0),
     metavar="N",
-    help="Operations a second; 0 is as fast as possible. Without it the replay takes 100 s.",
+    help="Operations a second; 0 is as fast as possible. Without it the replay is spread over 100 s; it takes longer "
+    "on a slow or busy machine.",
 )
 @click.option("--keep", is_flag=True, help="Leave the clusters running, and print how to talk to them.")
 @click.option("--seed", type=Count(min=0), metavar="N", help="Seed of the history that is made here.")

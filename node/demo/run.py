@@ -36,6 +36,8 @@ from isthmus.node.demo.watch import DemoSnapshot, Watcher
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.directory import READY_TIMEOUT_S
 from isthmus.node.local.topology import load_topology
+from isthmus.repl.metastore import embedded_zookeeper
+from isthmus.repl.metastore.java import find_java
 from isthmus.repl.model.errors import LocalFault
 
 SOURCE: Final = "east"
@@ -88,6 +90,8 @@ class Demo:
 
 def run_demo(options: DemoOptions, view: DemoView) -> Demo:
     """Run the demo. Raises IsthmusError when it cannot run, KeyboardInterrupt after stopping everything on Ctrl-C."""
+    embedded_zookeeper.find_jars()  # before anything is read, made or started: an extra that lacks is said at once
+    find_java()
     with ExitStack() as stack:
         stack.callback(view.close)
         stack.enter_context(_handling(signal.default_int_handler, signal.SIGTERM))

@@ -21,7 +21,12 @@ NAMED_MAX: Final = 8
 _LINKS_FAIL: Final = re.compile(r"\d+ of \d+ links? fails?: ")
 """How `sink.service.Sink.failing` begins."""
 
-_AGE: Final = re.compile(r", as it answered \d+ s ago\Z")
+_AGE: Final = re.compile(r", as it answered \d+ s ago")
+
+
+def no_proof(row: Row) -> str:
+    """The word for a row of `/admin/lag` without a proof: never, or unknown while nodes do not answer."""
+    return UNKNOWN if row.get("proofs_unknown_at") else "never"
 
 
 def silent_sentence(node: str) -> str:
@@ -30,19 +35,21 @@ def silent_sentence(node: str) -> str:
 
 
 def links_sentence(node: str, why: str) -> str:
-    """The warning of `node` about its links to other clusters."""
-    return f"to other clusters, at node {node}: {why}"
+    """The warning of `node` about its fetches from other clusters."""
+    return f"node {node}, fetching from other clusters: {why}"
 
 
 def is_of_failing_links(sentence: str, node: str) -> bool:
-    """Whether a warning is that of `node` about its failing links."""
-    before = links_sentence(node, "")
-    return sentence.startswith(before) and _LINKS_FAIL.match(sentence, len(before)) is not None
+    """Whether a warning is that of `node` about its failing links, in its form or that of an earlier version."""
+    for before in (links_sentence(node, ""), f"to other clusters, at node {node}: "):
+        if sentence.startswith(before) and _LINKS_FAIL.match(sentence, len(before)) is not None:
+            return True
+    return False
 
 
 def without_age(reason: str) -> str:
-    """The reason of a link without the age of its last answer (`sink.status`), which differs between links of one
-    cause."""
+    """The reason of a link or a queue without the ages of last answers (`sink.status`, `queues.queue_server`), which
+    differ between links, and between nodes, of one cause."""
     return _AGE.sub("", reason)
 
 

@@ -110,6 +110,7 @@ NOT_ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/trees/repair"): "another cluster's full-sync",
     ("POST", "/queues/{queue}/fetch"): "another cluster's sink",
     ("POST", "/queues/{queue}/object"): "another cluster's sink",
+    ("POST", "/queues/{queue}/counters"): "another cluster's sink",
     ("POST", "/batch/put"): "data",
     ("POST", "/batch/push"): "data",
     ("POST", "/buckets/{bucket}/keys"): "data",

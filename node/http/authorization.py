@@ -70,7 +70,7 @@ changes out of a queue as sinks do."""
 READING_POSTS: Final = frozenset({b"/batch/get"})
 """POST requests that only read; the body is the question."""
 
-READING_ROWS: Final = frozenset({b"/rows", b"/rows/changes", b"/rows/plan"})
+READING_ROWS: Final = frozenset({b"/rows", b"/rows/changes", b"/rows/plan", b"/rows/queues"})
 """Reads of batch jobs. They reveal no more than a queue that begins at 0, so the role of fetching is enough."""
 
 READING_TREES: Final = frozenset({b"/trees/roots", b"/trees/leaves", b"/trees/clocks"})

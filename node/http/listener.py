@@ -23,13 +23,12 @@ from isthmus.node.http.outgoing_ports import outgoing_ports
 from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.security.accepting import BACKLOG, Acceptor, PlainServer
 from isthmus.repl.security.tls_server import TlsServer
+from isthmus.repl.shortage import ADMIN_HEADROOM, HTTP_HEADROOM
 from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
-
-BACKLOG: Final = 2048
-"""Connections that the kernel holds until they are accepted, also while the node is still starting."""
 
 SWEEP_S: Final = 1.0
 """How often the time limits of connections are checked, for all at once: a timer for each would cost every request."""
@@ -40,10 +39,21 @@ DRAIN_S: Final = 10.0
 SPEAK_TLS: Final = RequestRefused(400, "tls", "TLS is spoken here: write https:// instead of http://")
 """The answer of a listener with TLS to a connection without TLS."""
 
+NO_FILES: Final = RequestRefused(
+    503, "overloaded", "the node's limit of open files leaves no room for one more connection: close some, or raise it"
+)
+"""The answer to a connection that would take one of the descriptors that the node needs for itself."""
+
+HEADROOM: Final[Mapping[str, int]] = {"http": HTTP_HEADROOM, "admin": ADMIN_HEADROOM}
+"""Listener -> descriptors that its connections leave free. Operators get in when clients have taken all they may."""
+
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_http_connections": Family("Open connections, by listener.", "connections", "clients", ("listener",)),
     "isthmus_http_connections_refused_total": Family(
-        "Connections refused because their listener had too many, by listener.", "connections", "clients", ("listener",)
+        "Connections refused because their listener, or the process, had too many, by listener.",
+        "connections",
+        "clients",
+        ("listener",),
     ),
 }
 """Name -> metric definition (see repl.telemetry)."""
@@ -115,7 +125,8 @@ class Listener:
         self.url = f"{scheme}://{published(self._socket, address, settings.advertise)}"
         self._state = SharedState(settings)
         self._time = SystemTime()
-        self._server: asyncio.Server | TlsServer | None = None
+        self._acceptor = Acceptor(name, self._socket, HEADROOM[name], hint=b"" if tls else whole_refusal(NO_FILES))
+        self._server: PlainServer | TlsServer | None = None
         self._app: Application | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -126,12 +137,19 @@ class Listener:
         self._tick(loop)
         factory = connection_factory(app, self._state, loop)
         if self._tls is None:
-            self._server = await loop.create_server(factory, sock=self._socket, backlog=BACKLOG)
-            return
-        contexts, also_plain = self._tls
-        self._server = TlsServer(
-            self.name, self._socket, factory, contexts, also_plain=also_plain, hint=whole_refusal(SPEAK_TLS)
-        )
+            self._server = PlainServer(self._acceptor, self._socket, factory)
+        else:
+            contexts, also_plain = self._tls
+            hint = whole_refusal(SPEAK_TLS)
+            self._server = TlsServer(
+                self.name,
+                self._socket,
+                factory,
+                contexts,
+                acceptor=self._acceptor,
+                also_plain=also_plain,
+                hint=hint,
+            )
         self._server.start()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -150,8 +168,7 @@ class Listener:
             return
         server, self._server = self._server, None
         server.close()
-        if isinstance(server, TlsServer):
-            await server.wait_closed()
+        await server.wait_closed()
         assert self._app is not None
         self._app.stop()
         state = self._state
@@ -178,7 +195,7 @@ class Listener:
         """Samples of this listener for Prometheus."""
         labels = {"listener": self.name}
         yield "isthmus_http_connections", labels, len(self._state.connections)
-        yield "isthmus_http_connections_refused_total", labels, self._state.refused_count
+        yield "isthmus_http_connections_refused_total", labels, self._state.refused_count + self._acceptor.refused_count
         if isinstance(self._server, TlsServer):
             yield from self._server.samples()
 

@@ -163,6 +163,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ("POST", "/queues/{queue}/fetch"): _OF_CLUSTERS,
     ("GET", "/queues/{queue}/link"): OperationSpec((200, 404), any_query=True),
     ("POST", "/queues/{queue}/object"): _OF_CLUSTERS,
+    ("POST", "/queues/{queue}/counters"): _OF_CLUSTERS,
     ("GET", "/queuename/{queue}"): OperationSpec(
         (200, 404, 409), {"object_format": {"enum": ["internal"]}}, answer="application/octet-stream"
     ),

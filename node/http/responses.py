@@ -18,6 +18,7 @@ from isthmus.repl.model.errors import (
     OutcomeUnknown,
     PeerFault,
     Retryable,
+    StorageShort,
     TooLarge,
 )
 
@@ -29,6 +30,7 @@ STATUS_BY_CLASS: Final[dict[type[IsthmusError], int]] = {
     Retryable: 503,
     OutcomeUnknown: 504,
     PeerFault: 502,
+    StorageShort: 503,
     LocalFault: 500,
     BadConfig: 500,
     IsthmusError: 500,

@@ -33,6 +33,7 @@ from isthmus.repl.metastore import embedded_zookeeper
 from isthmus.repl.metastore.java import Java, find_java
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.security.tls import NodeName
+from isthmus.repl.storage.identity import ADOPT
 
 OWNER_LINGER_MS: Final = 5_000
 """How long clusters outlive their owner when it is killed: long enough not to race the owner's own stop."""
@@ -74,14 +75,18 @@ class LocalClusters:
         self.down()
 
     def up(
-        self, timeout_s: float = local_directory.READY_TIMEOUT_S, on_progress: Callable[[str], None] | None = None
+        self,
+        timeout_s: float = local_directory.READY_TIMEOUT_S,
+        on_progress: Callable[[str], None] | None = None,
+        *,
+        wait: bool = True,
     ) -> dict[str, Any]:
-        """Start what does not run and return once every partition is online:
+        """Start what does not run and return once every partition is online, without `wait` at once:
         {"clusters": {NAME: {"nodes": [{"name", "http", "admin", "pid"}]}}}, http and admin as base URLs.
 
         Nodes that were added to the topology start beside those that run. `on_progress` receives a line whenever it
         changes. Raises LocalFault, with the failing child's last output and its log; then everything is stopped, unless
-        a supervisor ran before.
+        a supervisor ran before. ZooKeepers that lost their data go on, so that they can be filled again.
         """
         with _exclusive_setup(self.directory):
             state = supervisor_client.running_state(self.directory)
@@ -94,14 +99,32 @@ class LocalClusters:
         try:
             if state is not None:
                 self._start_again(spec)
-            local_directory.wait_online(
-                self.directory, local_directory.nodes_of(self.directory), timeout_s, on_progress
-            )
+            if wait:
+                nodes = local_directory.nodes_of(self.directory)
+                local_directory.wait_online(self.directory, nodes, timeout_s, on_progress)
+        except LocalFault as error:
+            if ADOPT in str(error) and not self._owned:
+                raise LocalFault(f"{error}. {self._kept_for_adoption()}") from error
+            if state is None:
+                supervisor_client.stop(self.directory)
+            raise
         except BaseException:
             if state is None:
                 supervisor_client.stop(self.directory)
             raise
         return local_directory.describe(self.directory)
+
+    def _kept_for_adoption(self) -> str:
+        """Stop the nodes, which refuse ZooKeepers without data, and leave these running; what to do next."""
+        nodes = local_directory.nodes_of(self.directory)
+        for node in nodes:
+            local_directory.stop_node(self.directory, node.name)
+        file = self.directory / nodes[0].name / "node.toml"
+        return (
+            f"The ZooKeepers go on running, for `{ADOPT} {file}` (a file of each cluster whose data is lost). Then "
+            "`isthmus local up --no-wait` starts the nodes again, and `isthmus cluster reseed` completes it; `isthmus "
+            f"local down --dir {self.directory}` stops everything"
+        )
 
     def _start_again(self, spec: Spec) -> None:
         if spec.owner is not None:
@@ -134,12 +157,14 @@ class LocalClusters:
         """Choose ports, write files, and return the supervisor's spec. Raises LocalFault when another topology runs, or
         when the embedded ZooKeeper or a Java is not installed."""
         embedded_zookeeper.find_jars()
-        java = find_java()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             ports = self._ports(ours)
         except OSError as error:
             raise LocalFault(f"cannot use {self.directory} for clusters: {error}") from error
+        if state is None:
+            self._check_ports_free(ports, ours)  # before the Java is asked for its version, which takes long
+        java = find_java()
         texts = {
             node.name: self.topology.node_text(cluster, node, ports)
             for cluster in self.topology.clusters.values()
@@ -154,7 +179,7 @@ class LocalClusters:
                 f"{self.directory} runs another topology, or the same with other ports or other software: "
                 f"take it down first (`isthmus local down --dir {self.directory}`; its data is kept)"
             )
-        if state is None or grown:
+        if grown:
             self._check_ports_free(ports, ours)
         self._write_files(texts, ports)
         self._make_secure()
@@ -197,7 +222,11 @@ class LocalClusters:
     def _check_ports_free(self, ports: Mapping[str, int], ours: Mapping[str, ProcessId]) -> None:
         for port in self.topology.ports():
             if port.child not in ours:
-                embedded_zookeeper.check_port_free(ports[port.purpose], f"{port.purpose} (or use --auto-ports)")
+                embedded_zookeeper.check_port_free(
+                    ports[port.purpose],
+                    port.purpose,
+                    "stop what holds it, such as clusters of another --dir, or use --auto-ports",
+                )
 
     def _check_zookeepers(self, cluster: ClusterPlan) -> None:
         """Refuse another number of ZooKeepers: the new servers would start empty beside the old ones' data, which holds

@@ -36,6 +36,10 @@ log = structlog.get_logger(__name__)
 REPORT_EVERY_S: Final = 3600.0
 """How often the log repeats problems of certificates."""
 
+URGENT_S: Final = 2 * 86_400
+"""A certificate that expires within this time is critical, as for the alert IsthmusCertificateExpiresNow: then nodes,
+clusters and clients refuse each other."""
+
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_tls_certificate_expiry_timestamp_seconds": Family(
         "When the first certificate of a file expires, by its key.", "seconds", "security", ("file",)
@@ -146,21 +150,29 @@ class NodeCredentials:
 
     def problems(self) -> list[str]:
         """Problems that an operator should fix soon, a sentence each."""
-        now_s = time.time()
-        soon_s = now_s + self._settings.tls.expiry_warning_ms / 1000
         name = self._settings.node.name
-        found = []
-        for key, watched in self._expiries.items():
-            at_s = watched.current() / 1000
-            if at_s < soon_s:
-                found.append(f"{key} of node {name} {_when(at_s, now_s)} ({watched.files[0]})")
-        for node, at_s in self._peers_expire_s().items():
-            if at_s < soon_s:
-                found.append(f"the certificate of node {node} {_when(at_s, now_s)}")
+        found = self._expiring(self._settings.tls.expiry_warning_ms / 1000)
         for each in self._all_watched():
             each.current()  # so that a file which nothing has used since it changed is reported as it is now
         reasons = sorted({each.why for each in self._all_watched() if each.why})
         return [*found, *(f"a changed file of node {name} is not in force: {why}" for why in reasons)]
+
+    def urgent(self) -> list[str]:
+        """Those of `problems` that cannot wait: certificates that have expired, or are about to."""
+        return self._expiring(min(URGENT_S, self._settings.tls.expiry_warning_ms / 1000))
+
+    def _expiring(self, within_s: float) -> list[str]:
+        """A sentence for each certificate that expires within this time, or has expired."""
+        now_s = time.time()
+        found = []
+        for key, watched in self._expiries.items():
+            at_s = watched.current() / 1000
+            if at_s < now_s + within_s:
+                found.append(f"{key} of node {self._settings.node.name} {_when(at_s, now_s)} ({watched.files[0]})")
+        for node, at_s in self._peers_expire_s().items():
+            if at_s < now_s + within_s:
+                found.append(f"the certificate of node {node} {_when(at_s, now_s)}")
+        return found
 
     def expiries_ms(self) -> dict[str, int]:
         """When the first certificate of each file expires, in ms since 1970, by the key of the file."""

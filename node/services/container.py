@@ -57,6 +57,7 @@ from isthmus.node.services.membership import ClusterMembership
 from isthmus.node.services.node_query import NODE_HEALTH, NodeHealthResponder
 from isthmus.node.services.properties import PropertyService
 from isthmus.node.services.queue_coverage import QueueCoverage
+from isthmus.node.services.queue_positions import ClusterQueuePositions
 from isthmus.node.services.queue_query import QUEUES, QueueResponder
 from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
@@ -88,6 +89,7 @@ from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.log import FileLog
+from isthmus.repl.runtime.actor_renewal import ClusterWitness
 from isthmus.repl.runtime.metastore_copy import CopyKeeper
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
@@ -97,6 +99,7 @@ from isthmus.repl.telemetry import Sample
 from isthmus.repl.traces import ChangeTraces
 from isthmus.sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
 from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.counter_exchange import CounterExchange
 from isthmus.sink.dead_letters import FILE_NAME, DeadLetters
 from isthmus.sink.service import Sink
 from isthmus.sink.traces import SinkTraces
@@ -275,8 +278,12 @@ class NodeServices:
             read_pool=self.read_pool,
         )
         self.runtime.listeners.add(self.queues)
+        self.witness = ClusterWitness(self.runtime, metastore, self.time, self.read_pool)
+        self.coordinator.on_ahead = self.witness.renewal.pushed
+        for listener in (self.witness.held_counters, self.witness.renewal):
+            self.runtime.listeners.add(listener)
         self.traces = None if resources.tracer is None else self._build_traces(resources.tracer)
-        self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
+        self.queue_acts = QueueActs(self.queues, self.store, self.read_pool, self.witness)
         self.queue_coverage = QueueCoverage(self.queues, self.controller)
         self.reaper = Reaper(
             self.runtime,
@@ -290,7 +297,10 @@ class NodeServices:
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
         self.coordinator.unreplicated = self.queues.is_unreplicated
-        self.repairs = RepairQueue(self.queues, self.time)
+        self.queue_positions = ClusterQueuePositions(
+            self.query, self.membership, self.controller, self.queues, self.cluster_uuid
+        )
+        self.repairs = RepairQueue(self.queues, self.reaper, self.time)
         self.gaps = ClusterGaps(
             self.query,
             self.queue_coverage,
@@ -337,6 +347,12 @@ class NodeServices:
             credentials=self.credentials,
             cluster=facts,
             traces=None if self.traces is None else self.traces.sink,
+            counters=CounterExchange(
+                self.witness.held_counters,
+                self.witness.told,
+                (self.cluster_uuid, settings.node.cluster),
+                self.time,
+            ),
         )
         self.key_explainer = KeyExplainer(
             runtime=self.runtime,
@@ -386,7 +402,18 @@ class NodeServices:
         )
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
-        self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms))
+        self.query.serve(
+            NODE_HEALTH,
+            NodeHealthResponder(
+                self.credentials,
+                self.history,
+                self.started_ms,
+                self.settings.listen.connections_limit,
+                lambda: self.replog.stats().free_inodes,
+                lambda: self.witness.renewal.renewals,
+                self.time,
+            ),
+        )
         self.support = SupportResponder(self.settings, self.credentials, lines)
         self.query.serve(SUPPORT, self.support)
         self.query.serve(SETTINGS, SettingsResponder(self.options, self.properties))

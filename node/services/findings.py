@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from typing import Any, Final, NamedTuple
 
-from isthmus.config.text import quantity
+from isthmus.config.text import clause, quantity
 from isthmus.config.units import parse_duration
 from isthmus.node.http.answer_texts import (
     Row,
@@ -23,6 +23,7 @@ from isthmus.node.http.answer_texts import (
     objects_in,
     percent,
     silent_sentence,
+    without_age,
 )
 
 DOCUMENTS: Final[Mapping[str, str]] = {
@@ -68,6 +69,7 @@ RANK: Final = (ProbeState.OK, ProbeState.UNKNOWN, ProbeState.WARNING, ProbeState
 class Code(StrEnum):
     """What a finding is about, for programs; the sentence is for people."""
 
+    ACTOR_RENEWED = "actor-renewed"
     CERTIFICATE = "certificate"
     CREDENTIALS = "credentials"
     DEFECT = "defect"
@@ -88,9 +90,11 @@ class Code(StrEnum):
     NOT_KNOWN = "not-known"
     OFFLINE = "offline"
     OUT_OF_SYNC = "out-of-sync"
+    SHORT = "short"
 
 
 REMEDIES: Final[Mapping[Code, str]] = {
+    Code.ACTOR_RENEWED: "compare at a node of each cluster: isthmus fullsync run all --wait; see docs/backup.md",
     Code.CERTIFICATE: "put a new certificate in the place of the file: nodes read it without a restart",
     Code.CREDENTIALS: "see the file that the sentence names: nodes read it again without a restart",
     Code.DEFECT: "report it with the node's log: isthmus support-bundle",
@@ -110,6 +114,7 @@ REMEDIES: Final[Mapping[Code, str]] = {
     Code.NODE_SILENT: "look at the node's process, its load and its log",
     Code.NOT_KNOWN: "ask again; if it stays so, see the node's log",
     Code.OFFLINE: "start the replicas that it waits for: isthmus partition list",
+    Code.SHORT: "raise the node's limit of open files, or free inodes (runbook: files or inodes are short)",
     Code.OUT_OF_SYNC: "see which replicas lack, and why: isthmus partition list",
 }
 """What an operator does next about a finding of each code."""
@@ -248,6 +253,8 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
             )
         )
     facts += _absent(cluster, lacking)
+    node = f"node {cell(cluster.get('node'))}"
+    facts += [Fact(ProbeState.CRITICAL, str(each), Code.CERTIFICATE, node) for each in cluster.get("urgent") or ()]
     if all(fact.state is ProbeState.OK for fact in facts) and not under:
         facts += [
             Fact(ProbeState.WARNING, str(problem), Code.CLUSTER, "cluster") for problem in cluster.get("problems") or ()
@@ -305,7 +312,7 @@ def sync_facts(
                 if queue is None or queue in (peer.get("queue"), *_for_queues(peer, bucket_type)):
                     known.setdefault(str(peer.get("queue")), {}).setdefault(bucket_type, []).append((node, peer))
     facts += [
-        _synced(name, bucket_type, peers, limits, at_ms)
+        _synced(name, bucket_type, peers, limits, at_ms, silent=None in nodes.values())
         for name in sorted(known)
         for bucket_type, peers in sorted(known[name].items())
     ]
@@ -359,9 +366,16 @@ def _silent(nodes: Mapping[str, Any], gone: Mapping[str, Any], at_ms: int) -> li
 
 
 def _synced(
-    queue: str, bucket_type: str, peers: Sequence[tuple[str, Mapping[str, Any]]], limits: ProbeThresholds, at_ms: int
+    queue: str,
+    bucket_type: str,
+    peers: Sequence[tuple[str, Mapping[str, Any]]],
+    limits: ProbeThresholds,
+    at_ms: int,
+    *,
+    silent: bool,
 ) -> Fact:
-    """The fact about one queue and bucket type, from the newest results of the nodes that compare it."""
+    """The fact about one queue and bucket type, from the newest results of the nodes that compare it. `silent`: not all
+    nodes answer."""
     where, subject = f"{cell(peers[0][1].get('name'))}, bucket type {bucket_type} (queue {queue})", f"queue {queue}"
     newest, latest = (_newest(peers, bucket_type, key, at_ms) for key in ("newest", "newest_looked"))
     if newest is not None and newest[1].get("lacking"):
@@ -377,7 +391,8 @@ def _synced(
     if newest is not None and newest != latest:
         notes.append(f"the newest check, of node {newest[0]}, could not look: {newest[1].get('reason')}")
     because = f" ({'; '.join(notes)})" if notes else ""
-    age = f"never {proof}" if proven is None else f"{proof} {milliseconds(max(0, at_ms - proven))} ago"
+    none = f"not {proof} by a node that answers" if silent else f"never {proof}"
+    age = none if proven is None else f"{proof} {milliseconds(max(0, at_ms - proven))} ago"
     if proven is None and ahead:
         clocks = f"as of a time that is {milliseconds(ahead)} ahead of this node's clock: when is not known"
         return Fact(ProbeState.UNKNOWN, f"{where}: {proof} {clocks}{because}", Code.FULLSYNC_UNPROVEN, subject)
@@ -394,7 +409,8 @@ def _synced(
             state = max(state, limits.state(max(0, at_ms - (proven or at_ms))), key=RANK.index)
             return Fact(state, f"{where}: {since}{because}", Code.FULLSYNC, subject)
     if proven is None:
-        return Fact(ProbeState.UNKNOWN, f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
+        first = "" if silent else "; the first check may be an hour away: isthmus fullsync run all --wait compares now"
+        return Fact(ProbeState.UNKNOWN, f"{where}: {age}{because}{first}", Code.FULLSYNC_UNPROVEN, subject)
     return Fact(limits.state(max(0, at_ms - proven)), f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
 
 
@@ -497,6 +513,7 @@ def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
     ]
     kept: dict[str, int] = {}
     held: dict[str, set[str]] = {}
+    links: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for node, entry in nodes.items():
         if entry is None:
             continue
@@ -506,14 +523,11 @@ def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
             facts.append(Fact(ProbeState.UNKNOWN, words, Code.NOT_KNOWN, f"node {node}"))
         elif letters:
             kept[node] = int(letters)
-        rows = entry.get("sinks") or ()
-        failing = [row for row in rows if row.get("state") == "failing"]
-        if failing:
-            words = f"node {node}: {len(failing)} of {len(rows)} links fail: {failing[0].get('reason')}"
-            facts.append(Fact(ProbeState.WARNING, words, Code.LINKS_FAIL, f"node {node}"))
-        for row in rows:
+        for row in entry.get("sinks") or ():
+            links.setdefault(str(row.get("source_cluster") or row.get("peer")), []).append((node, row))
             for name in row.get("held_types") or ():
                 held.setdefault(str(name), set()).add(cell(row.get("source_cluster")))
+    facts += [fact for source, rows in sorted(links.items()) for fact in _link_facts(source, rows)]
     if kept:
         where = ", ".join(f"{count} at {node}" for node, count in sorted(kept.items()))
         words = f"dead letters: {where} (isthmus sink dead-letters list)"
@@ -530,6 +544,17 @@ def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
         for name, sources in sorted(held.items())
     ]
     return facts
+
+
+def _link_facts(source: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterable[Fact]:
+    """The fact about the links of all nodes to one source cluster, if some fail: one cause is told once."""
+    failing = [(node, row) for node, row in rows if row.get("state") == "failing"]
+    if failing:
+        nodes = list(dict.fromkeys(node for node, _ in failing))
+        count = f"{len(failing)} of {clause(len(rows), 'link', 'fails', 'fail')}"
+        where = f"node{'s' * (len(nodes) > 1)} {named(nodes)}"
+        words = f"fetches from {source}: {count}, at {where}: {without_age(str(failing[0][1].get('reason')))}"
+        yield Fact(ProbeState.WARNING, words, Code.LINKS_FAIL, f"cluster {source}")
 
 
 def _number(value: Any) -> int | float | None:
@@ -592,12 +617,15 @@ def free_share(disk: Row) -> float | None:
 
 
 def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
-    """Disks that are nearly full, certificates that need an operator, and defects of the program."""
+    """Disks that are nearly full, descriptors and inodes that are few, certificates that need an operator, and defects
+    of the program."""
     cluster, health = answers["cluster"], answers.get("health", {})
     silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
     failing = _nodes_with_failing_links(answers)  # `sink_facts` names them
+    told = {str(each) for one in object_in(health, "nodes").values() for each in (one or {}).get("problems") or ()}
+    told |= set(map(str, cluster.get("urgent") or ()))
     for each in dict.fromkeys(map(str, cluster.get("warnings") or ())):
-        if each not in silent and not any(is_of_failing_links(each, node) for node in failing):
+        if each not in silent | told and not any(is_of_failing_links(each, node) for node in failing):
             yield Fact(ProbeState.WARNING, each, Code.CLUSTER, "cluster")
     for node, one in object_in(health, "nodes").items():
         subject = f"node {node}"
@@ -606,8 +634,14 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             words = f"node {node}: its disk and certificates are not known: {cell(why)}"
             yield Fact(ProbeState.UNKNOWN, words, Code.NODE_SILENT, subject)
             continue
+        urgent = one.get("urgent") or ()
         for each in one.get("problems") or ():
-            yield Fact(ProbeState.WARNING, str(each), Code.CREDENTIALS, subject)
+            code = Code.CERTIFICATE if each in urgent else Code.CREDENTIALS
+            state = ProbeState.CRITICAL if each in urgent else ProbeState.WARNING
+            yield Fact(state, str(each), code, subject)
+        for each in one.get("short") or ():
+            yield Fact(ProbeState.WARNING, f"node {node}: {each}", Code.SHORT, subject)
+        yield from _renewed_facts(node, objects_in(one, "renewed"))
         for each in one.get("defects") or ():
             yield Fact(ProbeState.WARNING, f"{subject}: {each}", Code.DEFECT, subject)
         share = free_share(one)
@@ -615,6 +649,19 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
             words = f"node {node}: {percent(share)} of its disk are free"
             yield Fact(state, words, Code.DISK_FREE, subject)
+
+
+def _renewed_facts(node: str, renewed: Sequence[Row]) -> Iterable[Fact]:
+    """Partitions that took another actor: their cluster went back to an earlier state."""
+    by_cluster: dict[str, list[Any]] = {}
+    for row in renewed:
+        by_cluster.setdefault(str(row.get("cluster")), []).append(row.get("partition"))
+    for cluster, partitions in sorted(by_cluster.items()):
+        words = (
+            f"{cluster} holds writes of this cluster that it has lost, in {_some(sorted(set(partitions)))}: it went "
+            "back to an earlier state, and writes under another actor since"
+        )
+        yield Fact(ProbeState.WARNING, words, Code.ACTOR_RENEWED, f"node {node}")
 
 
 def _nodes_with_failing_links(answers: Mapping[str, Row]) -> list[str]:

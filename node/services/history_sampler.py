@@ -25,6 +25,7 @@ from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.metrics import led_records, oldest_waits_ms, replog_sizes, under_replicated, worst_isr
 from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.shortage import is_shortage
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.repl.unforeseen import unforeseen
@@ -308,7 +309,11 @@ class HistorySampler:
                     began_s = time.perf_counter()
             except Exception as error:
                 if source not in self._failing:
-                    unforeseen.exception("history.source_failed", error, source=type(source).__name__)
+                    name = type(source).__name__
+                    if is_shortage(error):  # /proc is files, too
+                        log.warning("history.source_short", source=name, error=str(error))
+                    else:
+                        unforeseen.exception("history.source_failed", error, source=name)
                     self._failing.add(source)
             else:
                 self._failing.discard(source)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from isthmus.aae.folds.folds import FoldActions
@@ -36,8 +36,9 @@ line (`node.cli.node_listener.ANSWER_TIMEOUT_S`), so that the refusal names the 
 class RepairQueue(Repairs):
     """References of full-sync (`aae.scheduling.check.Repairs`), and of folds: bulk references of two priorities."""
 
-    def __init__(self, queues: QueueService, time: TimeSource) -> None:
+    def __init__(self, queues: QueueService, reaper: Reaper, time: TimeSource) -> None:
         self._queues = queues
+        self._reaper = reaper
         self._time = time
 
     def key_filter(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
@@ -58,10 +59,13 @@ class RepairQueue(Repairs):
         return wanted
 
     def waiting(self, queue: str) -> int:
-        """References of full-sync that wait on this node, or are in flight from it
-        (`aae.scheduling.gap_healing.Gaps`)."""
+        """See Repairs, and `aae.scheduling.gap_healing.Gaps`."""
         bulk = self._queues.named(queue).machine.bulk_queues[BULK_PRIORITIES.index(FULL_SYNC)]
         return bulk.waiting_count + bulk.in_flight_count
+
+    async def recall(self, keys: Sequence[Key]) -> Collection[Key]:
+        """See Repairs."""
+        return await self._reaper.recall(keys)
 
     def refused_count(self, queue: str) -> int:
         """See Repairs."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from isthmus.config.text import quantity
+from isthmus.node.http.answer_texts import without_age
 from isthmus.repl.model.record import PartitionRecord
 
 NodeAnswers = Mapping[str, Any]
@@ -26,6 +27,10 @@ HELD_TOLD_S: Final = 5.0
 REASONS_TOLD: Final = 4
 """Most reasons of one queue in a lag row: as many as fit into a line or two."""
 
+UNKNOWN_WITHOUT_SINK: Final = ("collapsed", "collapsed_unseen", "vanished")
+"""Numbers of a queue from which nobody has fetched yet: nothing reads its changes, so that nobody counted which were
+overtaken by later ones."""
+
 NO_SINK: Final = "no cluster has fetched from it yet: all changes that it offers wait, none was sent"
 
 OUTCOMES: Final = ("applied", "merged", "superseded", "rejected")
@@ -38,10 +43,12 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
 
     `answers`: {"queues", "proven"} of each node. `seconds` is the worst partition's; a partition that no node reports
     makes the row unknown. `both_ways`: the clusters are to be equal, and were found so at `equal_ms` (None: never).
+    `proofs_unknown_at`: nodes that do not answer, whose checks may have proven more: with them no proof is not "never".
     """
     parts: dict[str, dict[int, dict[str, Any]]] = {}
     heads: dict[str, dict[str, Any]] = {}
     reasons: dict[str, dict[str, list[str]]] = {}
+    of_types: dict[tuple[str, str], dict[str, list[str]]] = {}
     proven: dict[tuple[str, str], int] = {}
     equal: dict[tuple[str, str], int] = {}
     for node, answer in answers.items():
@@ -50,6 +57,8 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
             head = heads.setdefault(name, {"cluster": None, "uuid": None, "reason": ""})
             head.update({word: queue[word] for word in ("cluster", "uuid") if queue[word]})
             reasons.setdefault(name, {}).setdefault(queue["reason"], []).append(node)
+            for bucket_type, why in (queue.get("held") or {}).items():  # missing at nodes of earlier versions
+                of_types.setdefault((name, bucket_type), {}).setdefault(why, []).append(node)
             for part in queue["partitions"]:
                 record = records.get(part["partition"])
                 led_here = record is not None and record.leader is not None and record.leader.node == node
@@ -65,15 +74,24 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
     types: dict[str, list[PartitionRecord]] = {}
     for record in records.values():
         types.setdefault(record.bucket_type, []).append(record)
+    holders = {node for record in records.values() for node in record.replicas}
+    silent = sorted({node for node in holders | answers.keys() if answers.get(node) is None})
     return [
         {
             "queue": name,
             **heads[name],
             "bucket_type": bucket_type,
-            **_lag(parts.get(name, {}), of_type, answers, heads[name]["reason"]),
+            **_lag(
+                name,
+                parts.get(name, {}),
+                of_type,
+                answers,
+                [heads[name]["reason"], joined_reasons(of_types.get((name, bucket_type), {"": []}))],
+            ),
             "proven_ms": proven.get((name, bucket_type)),
             "both_ways": (name, bucket_type) in equal,
             "equal_ms": equal.get((name, bucket_type)) or None,
+            "proofs_unknown_at": silent,
         }
         for name in sorted(heads)
         for bucket_type, of_type in sorted(types.items())
@@ -81,8 +99,12 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
 
 
 def joined_reasons(reasons: Mapping[str, Sequence[str]]) -> str:
-    """Why a queue does not serve all of its changes, as text. `reasons`: reason -> nodes; if reasons differ, each is
-    given with its nodes."""
+    """Why a queue does not serve all of its changes, as text. `reasons`: reason -> nodes; if reasons differ, in more
+    than the age of an answer, each is given with its nodes."""
+    folded: dict[str, tuple[str, list[str]]] = {}
+    for reason, nodes in reasons.items():
+        folded.setdefault(without_age(reason), (reason, []))[1].extend(nodes)
+    reasons = dict(folded.values())
     if len(reasons) == 1:
         return next(iter(reasons))
     told = [
@@ -95,7 +117,11 @@ def joined_reasons(reasons: Mapping[str, Sequence[str]]) -> str:
 
 
 def _lag(
-    parts: Mapping[int, dict[str, Any]], of_type: Sequence[PartitionRecord], answers: NodeAnswers, why: str
+    queue: str,
+    parts: Mapping[int, dict[str, Any]],
+    of_type: Sequence[PartitionRecord],
+    answers: NodeAnswers,
+    told_by_nodes: Sequence[str],
 ) -> dict[str, Any]:
     told = [parts[record.partition] for record in of_type if record.partition in parts]
     missing = [record for record in of_type if record.partition not in parts]
@@ -106,7 +132,7 @@ def _lag(
         return sum(numbers) if whole and None not in numbers else None
 
     seconds = [part["seconds"] for part in told]
-    why = "; ".join(each for each in (why, _held(told)) if each)
+    why = "; ".join(each for each in (*told_by_nodes, _held(told)) if each)
     return {
         "seconds": max(seconds, default=0.0) if whole and None not in seconds else None,
         "objects": total("objects"),
@@ -114,7 +140,7 @@ def _lag(
         "in_flight": total("in_flight"),
         "partitions": len(of_type),
         "unknown_partitions": sorted(record.partition for record in missing),
-        "reason": _missing(missing[0], answers) if missing else why,
+        "reason": _missing(queue, missing[0], answers) if missing else why,
     }
 
 
@@ -130,14 +156,19 @@ def _held(told: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _missing(record: PartitionRecord, answers: NodeAnswers) -> str:
+def _missing(queue: str, record: PartitionRecord, answers: NodeAnswers) -> str:
+    """Why no node tells the lag of a partition."""
     if record.leader is None:
         return f"partition {record.partition} has no leader"
     node = record.leader.node
-    silent = answers.get(node) is None
-    return (
-        f"partition {record.partition}: node {node} {'does not answer' if silent else 'does not know its cursor yet'}"
-    )
+    answer = answers.get(node)
+    if answer is not None and all(one["queue"] != queue for one in answer["queues"]):
+        return (
+            f"partition {record.partition}: node {node}, which leads it, has no queue {queue}: its changes are not "
+            "offered (isthmus config check; isthmus queue list)"
+        )
+    why = "does not answer" if answer is None else "does not know its cursor yet"
+    return f"partition {record.partition}: node {node} {why}"
 
 
 def ledger_rows(
@@ -180,6 +211,7 @@ def ledger_rows(
         elif no_sink:
             backlog = [one.get("backlog") for one in found]
             row["waiting"] = sum(backlog) if None not in backlog else None
+            row |= dict.fromkeys(UNKNOWN_WITHOUT_SINK)
             row["state"], row["reason"] = "no-sink", NO_SINK
         elif open_:
             row["state"], row["reason"] = "unknown", f"partition {open_[0]}: not all that waits is known"

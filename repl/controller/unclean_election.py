@@ -8,7 +8,6 @@ copy as the candidate; the rest is an ordinary election. The caller gathers the 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,7 +18,7 @@ from isthmus.repl.metastore.counters import GEN_PATH, ID_MARGIN, PARTITIONS_COUN
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import Fenced, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
-from isthmus.repl.model.vclock import INCARNATION_MAX, MAX_EPOCH
+from isthmus.repl.model.vclock import MAX_EPOCH
 
 log = structlog.get_logger(__name__)
 
@@ -79,11 +78,6 @@ def data_loss(chosen: ReplicaReport, copies: Collection[ReplicaReport], silent: 
     if silent:
         said.append(f"{', '.join(sorted(silent))} did not answer: entries that only they hold would be lost")
     return said
-
-
-def new_incarnation() -> int:
-    """An incarnation that no partition ever had. It is random, since whoever counts may have lost the count."""
-    return 1 + secrets.randbelow(INCARNATION_MAX)
 
 
 def forced(

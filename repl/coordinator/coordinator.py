@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final, NamedTuple, cast
 
@@ -29,6 +29,7 @@ from isthmus.repl.coordinator.round_gate import RoundGate
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.upcoming_leadership import UpcomingLeaderships
 from isthmus.repl.coordinator.write_batch import (
+    ForgedClock,
     UnreplicatedCheck,
     Warned,
     WriteBatch,
@@ -62,6 +63,7 @@ from isthmus.repl.model.requests import (
     WriteRequest,
     WriteResult,
 )
+from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.runtime.waiters import BatchResult, PendingBatch, RequestTimeouts
 from isthmus.repl.store.request_dedup import request_name
@@ -198,6 +200,9 @@ class Coordinator:
         applied."""
         self._gate = RoundGate(runtime.rounds, self._loop, self._take)
         self.unreplicated: UnreplicatedCheck = never_unreplicated
+        self.on_ahead: Callable[[Partition, int], bool] = lambda _partition, _counter: False
+        """Whether the partition takes another actor, since a push names this counter of its current one
+        (`repl.runtime.actor_renewal`)."""
         """Set by the node once its source queues exist."""
         self._metrics = CoordinatorMetrics()
         runtime.listeners.add(self)
@@ -541,6 +546,9 @@ class Coordinator:
             return
         runtime = self._runtime
         partition = runtime.partitions[partition_id]
+        if partition.overtaken_actor == partition.actor:
+            _refuse(shares, _another_actor(partition))
+            return
         batch = WriteBatch(
             partition,
             runtime.store,
@@ -556,6 +564,12 @@ class Coordinator:
             end = add_items(batch, requests, slots, hashes, waiter.results)
             pending.append(PendingBatch(end, waiter, slots))
         self._metrics.count_batch(batch)
+        if batch.ahead_counter and self.on_ahead(partition, batch.ahead_counter):
+            again = _another_actor(partition)
+            for _, waiter, slots, _ in shares:
+                for slot in slots:
+                    if isinstance(waiter.results[slot], ForgedClock):
+                        waiter.results[slot] = again
         try:
             if batch.entries:
                 refused = runtime.append(partition, batch.entries, now_ms)
@@ -594,6 +608,14 @@ class Coordinator:
     def metrics(self) -> list[Sample]:
         """Samples of items since start: by kind, forwarded, refused by reason; reads by isolation."""
         return [*self._metrics.samples(), *self._reads.samples(), *self._forwarder.samples()]
+
+
+def _another_actor(partition: Partition) -> NotReady:
+    """The refusal while a partition takes another actor, which takes as long as an election."""
+    return NotReady(
+        f"partition {partition.id}: another cluster holds writes of this one that its log lacks; nothing is written "
+        "until it has a new actor"
+    )
 
 
 def _refuse(shares: Sequence[_LocalPart], error: IsthmusError) -> None:

@@ -26,14 +26,15 @@ from isthmus.repl.coordinator.reads import not_led
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.write_batch import CurrentVersion, WriteBatch, WriteLimits
 from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, KeyRow, decode_key_row
-from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady
+from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady, OutcomeUnknown, Retryable
 from isthmus.repl.model.keys import Key, key_hash
-from isthmus.repl.model.objects import Object, Summary, encode_with_summary
+from isthmus.repl.model.objects import TOMBSTONE, Object, Summary, encode_with_summary, written
 from isthmus.repl.model.ports import AppliedEntries, NoDifferences, ReapBarrier, UnrepairedDifferences
 from isthmus.repl.model.properties import PropertySource, TypeProperties
 from isthmus.repl.model.vclock import increment, of_partition, pack_counter
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.runtime.waiters import BatchResult, PendingBatch
 from isthmus.repl.store.port import DamagedChange
 from isthmus.repl.store.reaped_pushes import reap_entry
 from isthmus.repl.telemetry import Sample
@@ -42,7 +43,7 @@ from isthmus.repl.unforeseen import unforeseen
 
 
 class ReapBatch:
-    """Entries about tombstones that may go: REAP removes one, and a restatement writes it once more."""
+    """Entries about tombstones: REAP removes one, a restatement writes it once more, a recall one that was removed."""
 
     def __init__(self, batch: WriteBatch) -> None:
         """The entries are added to `batch`."""
@@ -74,12 +75,35 @@ class ReapBatch:
         batch.add_object(key, hash64, current, encoded, summary, batch.cluster_uuid, b"", kind)
         return True
 
+    def recall(self, key: Key, hash64: int) -> bool:
+        """Write the tombstone of a reaped key once more, under its remembered clock and a dot of this partition.
+
+        Every queue offers it then: another cluster still holds a value that it had seen. False if the key is here, or
+        its clock is forgotten. Raises TooLarge."""
+        batch = self.batch
+        if batch.current(hash64, key.bucket, key.key) is not None:
+            return False
+        last = batch.reaped_clock((key.bucket, key.key))
+        if not last:
+            return False
+        properties = batch.properties.of(key.bucket)
+        dot = (batch.partition.actor, pack_counter(batch.epoch, batch.next_offset))
+        obj = written(Object(last, ()), last, TOMBSTONE, dot, batch.now_ms, properties)
+        encoded, summary = encode_with_summary(obj)
+        kind = EntryKind.LEAVING if properties.repl_reap else EntryKind.DATA
+        batch.add_object(key, hash64, None, encoded, summary, batch.cluster_uuid, b"", kind)
+        return True
+
     def _tombstone(self, key: Key, hash64: int, offset: int) -> KeyRow | None:
         """The key's row, if it is the tombstone written at `offset`, and applied."""
         current = self.batch.current(hash64, key.bucket, key.key)
         if current is None or current.pending is not None:
             return None
         return current.row if current.row.tombstone and current.row.offset == offset else None
+
+
+def _is_key(raw: object) -> bool:
+    return isinstance(raw, list) and len(raw) == len(Key._fields) and all(type(one) is bytes for one in raw)
 
 
 class Tombstone(NamedTuple):
@@ -107,6 +131,13 @@ log = structlog.get_logger(__name__)
 
 METHOD: Final = "kv.reap"
 """The request to the leader's node: msgpack [bucket type, bucket, key] -> [outcome, reason]."""
+
+RECALL: Final = "kv.recall"
+"""The request to the leaders' node: msgpack [[bucket type, bucket, key], ...] -> [true where the tombstone was written
+once more, ...]."""
+
+RECALLS_AT_ONCE: Final = 500
+"""Most keys of one RECALL request, as many as full-sync repairs at once; longer ones are refused."""
 
 TICK_S: Final = 0.5
 """Pause between two turns: a tombstone of `delete_mode = immediate` stays for about this time."""
@@ -189,6 +220,7 @@ class Reaper:
         self.restated_count = 0
         self.announced_count = 0
         self.told_count = 0
+        self.recalled_count = 0
         runtime.listeners.add(self)
 
     # -- life -----------------------------------------------------------------------------------------
@@ -415,6 +447,99 @@ class Reaper:
                 return Reaped(outcome, reason)
         raise CodecError(f"node {refused.leader} sent an invalid answer to {METHOD}")
 
+    # -- recalls --------------------------------------------------------------------------------------
+
+    async def recall(self, keys: Sequence[Key]) -> set[Key]:
+        """Write the tombstones of reaped keys once more (`ReapBatch.recall`), at any node; returns those that were
+        written and applied. The others are here, are forgotten, or could not be written now, which is logged: the next
+        check finds them again."""
+        groups: dict[str, list[Key]] = {}
+        for key in keys:
+            partition_id = self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))
+            partition = self._runtime.partitions.get(partition_id)
+            if partition is not None and partition.replica.ready:
+                groups.setdefault("", []).append(key)
+                continue
+            refused = not_led(self._runtime, self._routes, partition_id)
+            if isinstance(refused, NotLeader) and refused.leader is not None:
+                groups.setdefault(refused.leader, []).append(key)
+        done: set[Key] = set()
+        for node, group in groups.items():
+            for at in range(0, len(group), RECALLS_AT_ONCE):
+                part = group[at : at + RECALLS_AT_ONCE]
+                try:
+                    written = await (self._recall_at(node, part) if node else self._recall_here(part))
+                except IsthmusError as error:
+                    log.info("reap.not_recalled", peer=node, count=len(part), reason=error.reason, error=str(error))
+                except Exception as error:
+                    unforeseen.exception("reap.recall_bug", error, peer=node)
+                else:
+                    done.update(key for key, yes in zip(part, written, strict=True) if yes)
+        return done
+
+    async def _recall_at(self, node: str, keys: Sequence[Key]) -> list[bool]:
+        body = msgpack.packb([list(key) for key in keys])
+        answer = msgpack.unpackb(await self._links.request(node, RECALL, body, self._timeout_ms))
+        if not isinstance(answer, list) or len(answer) != len(keys) or not all(type(one) is bool for one in answer):
+            raise CodecError(f"node {node} sent an invalid answer to {RECALL}")
+        return answer
+
+    async def _recall_here(self, keys: Sequence[Key]) -> list[bool]:
+        """Recall keys of partitions that are led here, and wait until they are applied. Raises Retryable,
+        OutcomeUnknown."""
+        written = [False] * len(keys)
+        result = BatchResult(asyncio.get_running_loop().create_future(), len(keys))
+        by_partition: dict[int, list[int]] = {}
+        for at, key in enumerate(keys):
+            partition_id = self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))
+            by_partition.setdefault(partition_id, []).append(at)
+        for partition_id, places in by_partition.items():
+            partition = self._runtime.partitions.get(partition_id)
+            if partition is None or not partition.replica.ready:
+                continue
+            reaps = self._batch(partition)
+            mine = []
+            for at in places:
+                try:
+                    if reaps.recall(keys[at], key_hash(keys[at].bucket, keys[at].key)):
+                        mine.append(at)
+                except IsthmusError as error:
+                    log.info("reap.not_recalled", partition=partition_id, reason=error.reason, error=str(error))
+                except Exception as error:
+                    unforeseen.exception("reap.recall_bug", error, partition=partition_id)
+            if not mine:
+                continue
+            try:
+                self._append(partition, reaps.batch)
+            except Retryable as error:
+                log.info("reap.not_recalled", partition=partition_id, reason=error.reason, error=str(error))
+                continue
+            self.recalled_count += len(mine)
+            result.remaining += 1
+            partition.waiters.add([PendingBatch(reaps.batch.next_offset, result, mine)])
+            for at in mine:
+                written[at] = True
+        if result.remaining:
+            try:
+                async with asyncio.timeout(self._timeout_ms / 1000):
+                    found = await result.future
+            except TimeoutError:
+                raise OutcomeUnknown("tombstones that are written once more are not applied in time") from None
+            written = [yes and not isinstance(found[at], IsthmusError) for at, yes in enumerate(written)]
+        return written
+
+    async def _serve_recall(self, _node: str, body: bytes) -> bytes:
+        try:
+            match msgpack.unpackb(body, max_array_len=RECALLS_AT_ONCE):
+                case [*raw] if all(_is_key(one) for one in raw):
+                    keys = [Key(*one) for one in raw]
+                case _:
+                    raise CodecError(f"not a {RECALL} request")
+        except (ValueError, msgpack.exceptions.UnpackException) as error:
+            raise CodecError(f"not a {RECALL} request: {error}") from error
+        packed: bytes = msgpack.packb(await self._recall_here(keys))
+        return packed
+
     def _reap_here(self, partition: Partition, key: Key) -> Reaped:
         row = self._runtime.store.key_row(partition.id, key_hash(key.bucket, key.key), key.bucket, key.key)
         if row is None:
@@ -440,7 +565,7 @@ class Reaper:
 
     def request_handlers(self) -> Mapping[str, Callable[[str, bytes], Awaitable[bytes]]]:
         """Handlers of requests from other nodes, by method."""
-        return {METHOD: self._serve}
+        return {METHOD: self._serve, RECALL: self._serve_recall}
 
     async def _serve(self, _node: str, body: bytes) -> bytes:
         try:
@@ -491,5 +616,6 @@ class Reaper:
             ("isthmus_reap_restated_total", {}, self.restated_count),
             ("isthmus_reap_announced_total", {}, self.announced_count),
             ("isthmus_reap_told_total", {}, self.told_count),
+            ("isthmus_reap_recalled_total", {}, self.recalled_count),
             ("isthmus_reap_waiting", {}, sum(len(led.candidates) for led in self._led.values())),
         ]

@@ -34,6 +34,7 @@ from isthmus.repl.model.entry import (
 from isthmus.repl.model.errors import BadInput, CodecError, Corruption, Retryable, TooLarge
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import (
+    TOMBSTONE,
     Object,
     Summary,
     decode_object,
@@ -208,6 +209,8 @@ class WriteBatch:
         self.put_count = 0
         self.delete_count = 0
         self.repeated_count = 0
+        self.ahead_counter = 0
+        """The highest counter of this partition's actor, not made by its log, in a push (R-FORGED); 0: none."""
         self.needs_confirmation = False
         """An item was refused for a reason that holds only while this node leads."""
         self.warned: list[Warned] = []
@@ -282,7 +285,7 @@ class WriteBatch:
         offset = self.next_offset
         dot = (self.partition.actor, pack_counter(self.epoch, offset))
         if current is None:
-            last = self._reaped_clock((key.bucket, key.key))
+            last = self.reaped_clock((key.bucket, key.key))
             base = Object(last, ()) if last else None
             obj = written(base, merge_clocks(last, context or ()), content, dot, self.now_ms, properties)
         else:
@@ -321,11 +324,13 @@ class WriteBatch:
             if answer is not None:
                 return answer, end
         outcome, kind, met = PushOutcome.APPLIED, EntryKind.DATA, None
-        last = self._reaped_clock((key.bucket, key.key)) if current is None else ()
+        last = self.reaped_clock((key.bucket, key.key)) if current is None else ()
         if last and not descends(decode_clock(summary.clock), last):
             merged = self._merge_over_reaped(last, decode_object(payload))
-            if not merged.siblings:
+            if not merged.siblings and summary.tombstone:
                 return PushResult(PushOutcome.SUPERSEDED), end
+            if not merged.siblings:
+                merged = self._tombstone_over(merged.clock, key)
             payload, summary = encode_with_summary(merged)
             origin, outcome = self.cluster_uuid, PushOutcome.MERGED
         if current is not None:
@@ -402,7 +407,7 @@ class WriteBatch:
             return False
         return bool(found) and found[0].offset == current.row.offset and found[0].kind == EntryKind.LEAVING
 
-    def _reaped_clock(self, name: tuple[bytes, bytes]) -> Clock:
+    def reaped_clock(self, name: tuple[bytes, bytes]) -> Clock:
         """The clock of a missing key's last tombstone; () if there was none, or it is forgotten."""
         pending = self._unapplied(name)
         if pending is not None:
@@ -413,10 +418,17 @@ class WriteBatch:
     def _merge_over_reaped(self, last: Clock, theirs: Object) -> Object:
         """Merge a pushed object with a tombstone that was reaped here and that it has not seen, so that deleted
         siblings stay deleted. The clock gets a dot of this partition: elsewhere, where the tombstone still exists, a
-        merge has the same clock and another sibling. An object without siblings: the tombstone had seen them all."""
+        merge has the same clock and another sibling. An object without siblings: the tombstone had seen them all,
+        though not all of the clock."""
         merged = merge(Object(last, ()), theirs)
         dot = (self.partition.actor, pack_counter(self.epoch, self.next_offset))
         return Object(increment(merged.clock, *dot, self.now_ms // 1000), merged.siblings)
+
+    def _tombstone_over(self, clock: Clock, key: Key) -> Object:
+        """The tombstone of a reaped key, written once more under a pushed object's clock: the pusher still has what the
+        tombstone had seen, and receives it so, as where the tombstone still exists."""
+        dot = (self.partition.actor, pack_counter(self.epoch, self.next_offset))
+        return written(Object(clock, ()), clock, TOMBSTONE, dot, self.now_ms, self.properties.of(key.bucket))
 
     def _push_of_reaped(
         self, item: PushItem, summary: Summary, hash64: int, *, leaving: bool
@@ -431,7 +443,7 @@ class WriteBatch:
         name = (key.bucket, key.key)
         pending = self._unapplied(name)
         under_way = 0 if pending is None else pending.offset + 1
-        last = self._reaped_clock(name)
+        last = self.reaped_clock(name)
         if last and descends(last, decode_clock(summary.clock)):
             return PushResult(PushOutcome.SUPERSEDED), under_way
         if not leaving:
@@ -468,7 +480,7 @@ class WriteBatch:
         if current is None:
             name = (key.bucket, key.key)
             reap = self._unapplied(name)
-            last = self._reaped_clock(name)
+            last = self.reaped_clock(name)
             answer = WriteResult(b"", encode_clock(last) if last else b"", 0, repeated=True)
             return answer, end if reap is None else max(end, reap.offset + 1)
         end = max(end, _rests_on(current))
@@ -497,7 +509,9 @@ class WriteBatch:
     def _check_pushed_clock(self, clock: Clock) -> None:
         """Refuse a pushed clock that names writes of this partition which were never made: later writes would look
         old (R-FORGED)."""
-        if counter_of(clock, self.partition.actor) >= pack_counter(self.epoch, self.next_offset):
+        counter = counter_of(clock, self.partition.actor)
+        if counter >= pack_counter(self.epoch, self.next_offset):
+            self.ahead_counter = max(self.ahead_counter, counter)
             raise self._never_made(
                 ForgedClock("the pushed object's clock names writes that this cluster has not made"), clock
             )

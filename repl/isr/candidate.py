@@ -59,7 +59,7 @@ def objection(state: ReplicaState) -> str | None:
     if state.transfer is not None:
         return f"far: rows are here up to {state.transfer.position} only; a leader must send the others"
     if state.disk_full:
-        return "out-of-storage: the log's disk is full, not even a barrier fits: free space"
+        return "out-of-storage: not even a barrier can be written: the node's other replicas say what is short"
     if progress.applied > progress.leo:
         return f"log-lost: the log ends at {progress.leo}, below what is applied ({progress.applied})"
     return None

@@ -6,6 +6,7 @@ above all ids that are known (docs/protocol.md R-GEN, R-DOT).
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Meta, Struct
 
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import Document, decode_json
+from isthmus.repl.model.vclock import INCARNATION_MAX
 
 GEN_PATH: Final = "/gen"
 """The counter of log ids (gens), a decimal number."""
@@ -21,6 +23,11 @@ ID_MARGIN: Final = 1_000_000
 """Margin between the highest known id and a restored counter. It is larger than the number of ids that a cluster gives
 between the last copy and the loss (a log id for each new replica, at most 1,024 partition ids for each new bucket
 type), and far below the highest id, 2^32 - 1 for partitions."""
+
+
+def new_incarnation() -> int:
+    """An incarnation that no partition ever had (R-ACTOR). It is random: a counter may be what was lost."""
+    return 1 + secrets.randbelow(INCARNATION_MAX)
 
 
 class StoredCounter(NamedTuple):

@@ -210,14 +210,12 @@ def wait_until_serving(directory: Path, port: int, timeout_s: float, failure: Ca
         time.sleep(0.02)  # a probe costs a connection; its start takes 0.5 s
 
 
-def check_port_free(port: int, purpose: str) -> None:
-    """Raises LocalFault if another process has loopback `port`."""
+def check_port_free(port: int, purpose: str, advice: str = "stop what holds it, or choose another port") -> None:
+    """Raises LocalFault if another process has loopback `port`; `advice` ends its sentence."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not count
         try:
             sock.bind((HOST, port))
         except OSError as error:
-            raise LocalFault(
-                f"port {port} on {HOST} for {purpose} cannot be used ({error.strerror}): "
-                f"stop what holds it, or choose another port"
-            ) from error
+            why = (error.strerror or str(error)).lower()
+            raise LocalFault(f"port {port} on {HOST}, for {purpose}, cannot be used ({why}): {advice}") from error

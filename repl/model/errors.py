@@ -22,6 +22,7 @@
           DamagedChunk     rows from another node that differ from what it made
         InternalError      a defect of this program ended one item                               (500)
         WrongIdentity      a data directory or metastore of another cluster or node
+        StorageShort       descriptors, inodes or space are short; nothing was done, it can be done later
       BadConfig            a setting is wrong (all faults at once: see `config.loader`)
 
 Bugs are assertions, not members of this tree; `repl.unforeseen` makes an InternalError of what an item's work raised.
@@ -135,6 +136,13 @@ class LocalFault(IsthmusError):
     """This machine's disk, data or configuration is faulty; an operator must act."""
 
     reason = "local-fault"
+
+
+class StorageShort(LocalFault):
+    """The machine is short of something that a file needs: descriptors, inodes, space (`repl.shortage`). Nothing was
+    written or synced, so the same may be done again later; a caller that cannot wait takes it for a LocalFault."""
+
+    reason = "out-of-storage"
 
 
 class InternalError(LocalFault):

@@ -9,9 +9,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol, cast
+
+from isthmus.repl.shortage import DESCRIPTORS
 
 NOT_KNOWN: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 """Errors of a kernel or file system that lacks a call or one of its flags; nothing was done then."""
@@ -90,6 +93,13 @@ class FileIO(Protocol):
     def free_bytes(self, directory: Path) -> int:
         """Return the bytes that an unprivileged user may still write on the directory's file system."""
 
+    def free_inodes(self, directory: Path) -> int | None:
+        """Return how many files an unprivileged user may still create there; None where the file system sets no
+        limit."""
+
+    def read_only(self, directory: Path) -> bool:
+        """Return True while the file system is mounted read-only."""
+
 
 class SystemFiles:
     """The real file system."""
@@ -97,18 +107,21 @@ class SystemFiles:
     def __init__(self) -> None:
         self._write_flags = getattr(os, "RWF_DSYNC", 0)
         """Flags of a synced write; 0 once the system has refused them."""
+        self._directories: dict[Path, int] = {}
+        """Open directories, so that no sync of one fails for want of a descriptor."""
 
     def names(self, directory: Path) -> list[str]:
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.sync_directory(directory.parent)
+        self._descriptor_of(directory)
         return os.listdir(directory)
 
     def create(self, path: Path) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return DESCRIPTORS.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def open(self, path: Path, *, write: bool) -> int:
-        return os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+        return DESCRIPTORS.open(path, os.O_RDWR if write else os.O_RDONLY)
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
@@ -181,12 +194,22 @@ class SystemFiles:
         os.unlink(path)
 
     def sync_directory(self, directory: Path) -> None:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        os.fsync(self._descriptor_of(directory))
+
+    def _descriptor_of(self, directory: Path) -> int:
+        fd = self._directories.get(directory)
+        if fd is None:
+            fd = self._directories[directory] = DESCRIPTORS.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            weakref.finalize(self, os.close, fd)
+        return fd
 
     def free_bytes(self, directory: Path) -> int:
         numbers = os.statvfs(directory)
         return numbers.f_bavail * numbers.f_frsize
+
+    def free_inodes(self, directory: Path) -> int | None:
+        numbers = os.statvfs(directory)
+        return numbers.f_favail if numbers.f_files else None
+
+    def read_only(self, directory: Path) -> bool:
+        return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)

@@ -17,7 +17,7 @@ from threading import Lock, Thread
 from typing import Final
 
 from isthmus.repl.model.entry import Entry, EntryKind
-from isthmus.repl.model.errors import Corruption, IsthmusError, LocalFault, OutOfStorage, TooLarge
+from isthmus.repl.model.errors import Corruption, IsthmusError, LocalFault, OutOfStorage, StorageShort, TooLarge
 from isthmus.repl.replog.epochs import clipped, extended, last_epoch, truncated
 from isthmus.repl.replog.files import FileIO, SystemFiles
 from isthmus.repl.replog.frames import MAX_BODY_BYTES, EntryRunKind, encode_entries, encode_state, encode_truncate
@@ -36,6 +36,7 @@ from isthmus.repl.replog.reader import LogFileReader, decoded
 from isthmus.repl.replog.recovery import Recovery, recover
 from isthmus.repl.replog.tail import LogTail
 from isthmus.repl.replog.writer import Abandon, CheckSpace, Item, LogWriter, Queued, Stop, Trim
+from isthmus.repl.shortage import lacks_descriptors
 
 RESERVE_BYTES: Final = 128 * 1024 * 1024
 """Free space below which no write is accepted: the log's next file (64 MB) and the store's next table (64 MB) still
@@ -47,6 +48,13 @@ BARRIERS_BYTES: Final = 1024 * 1024
 
 ENTRY_BYTES_MAX: Final = MAX_BODY_BYTES - 4096
 """Maximum length of an entry; a longer one does not fit into a frame and is refused as too large."""
+
+ADVICE: Final[Mapping[int, str]] = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "raise the quota of the node's user, or free some space",
+    errno.EROFS: "mount the file system for writing",
+}
+"""What an operator does about a failed write, by its error."""
 
 _EPOCH: Final = itemgetter(Entry._fields.index("epoch"))
 _OFFSET: Final = itemgetter(Entry._fields.index("offset"))
@@ -190,7 +198,7 @@ class FileLog:
     def _fail(self, error: Exception) -> None:
         fault = error
         if isinstance(error, OSError):
-            advice = "free some space" if error.errno == errno.ENOSPC else "check the disk"
+            advice = ADVICE.get(error.errno or 0, "check the disk")
             fault = LocalFault(f"the log cannot be written: {error}; {advice}, then start the node again")
             fault.__cause__ = error
         with self._failure_lock:
@@ -213,7 +221,7 @@ class FileLog:
         return end
 
     def has_space(self, size_bytes: int) -> bool:
-        return self._fits(size_bytes, self._reserve_bytes)
+        return not self._writer.shortage and self._fits(size_bytes, self._reserve_bytes)
 
     def _fits(self, size_bytes: int, reserve_bytes: int) -> bool:
         if self._bytes_queued + size_bytes + reserve_bytes <= self._writer.spendable_bytes:
@@ -222,7 +230,11 @@ class FileLog:
         return False
 
     def has_space_for_barriers(self) -> bool:
-        return self._fits(BARRIERS_BYTES, 0)
+        return self._writer.takes_barriers and self._fits(BARRIERS_BYTES, 0)
+
+    @property
+    def shortage(self) -> str:
+        return self._writer.shortage
 
     def refresh_free_space(self) -> None:
         if self._failure is None and not self._closed and not self._writer.space_check_queued:
@@ -383,7 +395,8 @@ class FileLog:
                     if self._index.file(place.sequence) is not None:
                         raise Corruption(f"log file {file.path} is gone") from error
             except OSError as error:
-                raise LocalFault(f"log file {file.path} cannot be read: {error}") from error
+                kind = StorageShort if lacks_descriptors(error) else LocalFault
+                raise kind(f"log file {file.path} cannot be read: {error}") from error
             else:
                 offset = end
         return entries
@@ -413,6 +426,7 @@ class FileLog:
             fsync_count=self._tail.fsync_count,
             fsync_seconds=self._tail.fsync_seconds,
             free_bytes=self._writer.free_bytes,
+            free_inodes=self._writer.free_inodes,
         )
 
     def close(self) -> None:

@@ -67,6 +67,8 @@ class LogStats:
     fsync_seconds: float
     free_bytes: int
     """Free space of the disk, as it was last measured."""
+    free_inodes: int | None = None
+    """How many files can still be created on it; None where the file system sets no limit."""
 
 
 OnAboveLimit = Callable[[], None]
@@ -99,7 +101,7 @@ class Replog(Protocol):
         """
 
     def has_space(self, size_bytes: int) -> bool:
-        """True when the disk takes `size_bytes` more without touching its reserve.
+        """True when the disk takes `size_bytes` more without touching its reserve, and nothing else is short.
 
         Asked before a write is accepted, so that a full disk is a refusal (docs/protocol.md H38) and accepted writes
         still fit.
@@ -108,6 +110,11 @@ class Replog(Protocol):
     def has_space_for_barriers(self) -> bool:
         """True when the disk takes a candidate's barriers, from the reserve if need be: a replica whose disk does not
         must not accept a nomination."""
+
+    @property
+    def shortage(self) -> str:
+        """What the log is short of beside bytes, such as inodes or write access, as a clause for operators; "" for
+        nothing. `has_space` is False meanwhile."""
 
     def refresh_free_space(self) -> None:
         """Schedule a check of the free space, which others use, too; `has_space` reflects it a moment later."""

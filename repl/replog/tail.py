@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from isthmus.repl.model.errors import StorageShort
 from isthmus.repl.replog.files import NOT_KNOWN, FileIO
 from isthmus.repl.replog.frames import (
     FILE_HEADER_BYTES,
@@ -31,6 +32,7 @@ from isthmus.repl.replog.frames import (
 )
 from isthmus.repl.replog.index import LogFile, LogIndex, states
 from isthmus.repl.replog.names import log_path, new_path
+from isthmus.repl.shortage import SHORTAGES, is_shortage
 
 REWRITE_BYTES: Final = 1024 * 1024
 """Chunk size for rewriting a log's last part when it is opened; bounds the memory."""
@@ -45,7 +47,7 @@ little more, and a kill leaves less behind."""
 SMALL_FRAME_BYTES: Final = 32 * 1024
 """Larger frames are not preallocated for: from 50 KB on a sync is as fast without."""
 
-NOT_PREALLOCATED: Final = NOT_KNOWN | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NOT_PREALLOCATED: Final = NOT_KNOWN | SHORTAGES | {errno.EFBIG}
 """Errors of a preallocation that are no failure: the file then grows with its frames, as long as they fit."""
 
 
@@ -106,7 +108,7 @@ class LogTail:
         """Sync and leave the file, and start the next with the state of every partition.
 
         The file gets its name when it is on disk, and the name is on disk before anything else is written into it
-        (H37).
+        (H37). Raises StorageShort when it cannot be created now: the file before goes on then, and nothing failed.
         """
         self.seal()
         self._check_never_failed()
@@ -120,11 +122,10 @@ class LogTail:
         sequence = self._index.files[-1].sequence + 1 if self._index.files else 1
         path = log_path(self._directory, sequence)
         salt = int.from_bytes(os.urandom(8), "little")
-        fd = self._io.create(new_path(path))
         header = encode_file_header(FileHeader(self._cluster_uuid, sequence, salt))
         count = len(self._index.partitions)
         frame = self._frame(b"".join(self._state_runs()), count, FILE_HEADER_BYTES, salt, complete=True)
-        self._io.pwritev(fd, [header, *frame], 0)
+        fd = self._create(new_path(path), [header, *frame])
         self._io.fsync(fd)
         self._io.rename(new_path(path), path)
         self._io.sync_directory(self._directory)
@@ -138,6 +139,22 @@ class LogTail:
             with self._index.lock:
                 self._index.files.append(self._file)
         self.marked = True
+
+    def _create(self, path: Path, buffers: Sequence[bytes]) -> int:
+        """A new file with `buffers`, unsynced and without its final name. Raises StorageShort, and nothing of it is
+        left."""
+        fd = None
+        try:
+            fd = self._io.create(path)
+            self._io.pwritev(fd, buffers, 0)
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            if fd is not None:
+                self._io.close(fd)
+                self._io.unlink(path)
+            raise StorageShort(f"the log's next file cannot be created: {error}") from error
+        return fd
 
     def _state_runs(self) -> list[bytes]:
         return [encode_state(*state) for state in states(self._index.partitions)]

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from isthmus.repl.model.errors import StorageShort
 from isthmus.repl.replog.epochs import clipped
 from isthmus.repl.replog.files import FileIO
 from isthmus.repl.replog.frames import EntryRunKind, encode_entries, encode_state
 from isthmus.repl.replog.index import LogFile, LogIndex
 from isthmus.repl.replog.reader import LogFileReader
 from isthmus.repl.replog.tail import LogTail
+from isthmus.repl.shortage import is_shortage
 
 COPY_SHARE: Final = 4
 """At most this part (a quarter) of the oldest file's size is copied forward at one time; if more is needed, the file
@@ -55,7 +57,8 @@ def trim(
 ) -> None:
     """Delete the oldest files until `excess_bytes` are free, as far as they are not needed.
 
-    Raises OSError, and Corruption when needed entries cannot be read.
+    Raises OSError, Corruption when needed entries cannot be read, and StorageShort when a file cannot be opened now:
+    nothing was done then.
     """
     plan = _Plan(budget_bytes=index.files[0].size_bytes // COPY_SHARE)
     for file in index.files[:-1]:
@@ -88,7 +91,7 @@ def _extend(plan: _Plan, io: FileIO, index: LogIndex, file: LogFile, floors: Map
     copies: list[_Copy] = []
     budget_bytes = plan.budget_bytes
     if needed:
-        with LogFileReader(io, file) as reader:
+        with _opened(io, file) as reader:
             for partition, first, end in needed:
                 place = index.partitions[partition].locate(first)
                 for epoch, base, wires in reader.wires(partition, first, end, place.position, place.copied):
@@ -102,6 +105,15 @@ def _extend(plan: _Plan, io: FileIO, index: LogIndex, file: LogFile, floors: Map
     plan.copies += copies
     plan.budget_bytes = budget_bytes
     return True
+
+
+def _opened(io: FileIO, file: LogFile) -> LogFileReader:
+    try:
+        return LogFileReader(io, file)
+    except OSError as error:
+        if is_shortage(error):
+            raise StorageShort(f"log file {file.path} cannot be opened: {error}") from error
+        raise
 
 
 def _write(plan: _Plan, index: LogIndex, tail: LogTail, batch_bytes: int) -> None:

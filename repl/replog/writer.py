@@ -18,12 +18,18 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Final, NamedTuple
 
+import structlog
+
+from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.model.errors import StorageShort
 from isthmus.repl.replog.files import FileIO
 from isthmus.repl.replog.frames import EntryRunKind
 from isthmus.repl.replog.index import LogIndex
 from isthmus.repl.replog.port import PINNED_SHARE, EpochTable, OnAboveLimit, OnDurable, pinned_floors
 from isthmus.repl.replog.tail import LogTail
 from isthmus.repl.replog.trimming import trim
+
+log = structlog.get_logger(__name__)
 
 MARK_AFTER_S: Final = 0.5
 """Idle time before a mark is written: long enough that a busy log has none. It is short because until then the last
@@ -37,6 +43,15 @@ SPACE_CHECK_S: Final = 1.0
 
 SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
 """Written bytes after which the free space is checked again, however soon; a quarter of the reserve."""
+
+INODES_RESERVE: Final = 128
+"""Free inodes below which no write is accepted, where the file system has a fixed number: accepted writes still need
+the log's next file, and those that LevelDB makes in a compaction before it deletes old ones (some 25 tables of 2 MB).
+Barriers may use the upper half of it."""
+
+ROLL_AGAIN_S: Final = 1.0
+"""Pause before the next file is tried again, after it could not be created. The file before goes on meanwhile; writes
+are refused, so it grows by what was accepted before."""
 
 
 CUTS: Final = frozenset((EntryRunKind.TRUNCATE, EntryRunKind.START))
@@ -124,6 +139,15 @@ class LogWriter:
         self.spendable_bytes = 0
         self.free_bytes = 0
         """Free space of the log's disk at the last check."""
+        self.free_inodes: int | None = None
+        """Files that can still be created on it; None: the file system sets no limit."""
+        self.shortage = ""
+        """What the log is short of, beside bytes, as a clause for operators; "" for nothing. No write is accepted."""
+        self.takes_barriers = True
+        """False when the shortage leaves nothing for barriers either."""
+        self._roll_refused = ""
+        self._roll_after_s = 0.0
+        self._log_limit = LogLimit()
         self.space_check_queued = False
         """A space check is queued; one is enough, however often it is requested while a disk stalls."""
         self.check_space()
@@ -192,10 +216,9 @@ class LogWriter:
             self.bytes_written - self._space_checked_bytes > SPACE_CHECK_BYTES
         ):
             self.check_space()
-        if self._tail.end.position >= self._file_bytes:
-            self._tail.roll()
-            if self._index.size_bytes() > self._size_limit_bytes:
-                self.on_above_limit()
+        full = self._tail.end.position >= self._file_bytes
+        if full and self._roll() and self._index.size_bytes() > self._size_limit_bytes:
+            self.on_above_limit()
         buffers: list[bytes] = []
         size_bytes = 0
         for item in batch:
@@ -231,17 +254,40 @@ class LogWriter:
         if self._tail.durable == self._tail.end:
             self._tail.mark(synced=self._synchronous)
 
+    def _roll(self) -> bool:
+        """Begin the next file. False while it cannot be created: the file goes on, and it is tried again later."""
+        now_s = time.monotonic()
+        if now_s < self._roll_after_s:
+            return False
+        try:
+            self._tail.roll()
+        except StorageShort as error:
+            self._short(error)
+            self._roll_refused, self._roll_after_s = str(error), now_s + ROLL_AGAIN_S
+            self.check_space()
+            return False
+        self._roll_refused = ""
+        return True
+
+    def _short(self, error: StorageShort) -> None:
+        if (suppressed := self._log_limit.due("short")) is not None:
+            log.warning("storage.short", error=str(error), suppressed=suppressed)
+
     def _trim(self, floors: Mapping[int, int], pins: Mapping[int, int]) -> None:
-        """Trim to the size limit without pinned entries, then to the larger limit that includes pins."""
-        self._free(pinned_floors(floors, pins), self._size_limit_bytes)
-        if pins:
-            self._free(floors, self._size_limit_bytes * (1 + PINNED_SHARE))
+        """Trim to the size limit without pinned entries, then to the larger limit that includes pins. What cannot be
+        trimmed for want of descriptors or space is trimmed after the next checkpoint."""
+        try:
+            self._free(pinned_floors(floors, pins), self._size_limit_bytes)
+            if pins:
+                self._free(floors, self._size_limit_bytes * (1 + PINNED_SHARE))
+        except StorageShort as error:
+            self._short(error)
 
     def _free(self, floors: Mapping[int, int], limit_bytes: int) -> None:
         if self._index.size_bytes() <= limit_bytes:
             return
         if self._tail.end.position >= self._file_bytes:
-            self._tail.roll()
+            self._roll()
         excess_bytes = self._index.size_bytes() - limit_bytes
         trim(
             self._io,
@@ -260,9 +306,25 @@ class LogWriter:
         self._tail.seal()
 
     def check_space(self) -> None:
-        """Check the free space now; preallocated bytes of the newest file count as free. Raises OSError."""
+        """Check now what is free; preallocated bytes of the newest file count as free. Raises OSError."""
         self.space_check_queued = False
+        if self._roll_refused:
+            self._roll()
         self.free_bytes = self._io.free_bytes(self._directory)
+        self.free_inodes = self._io.free_inodes(self._directory)
+        self.shortage, self.takes_barriers = self._shortage(self._io.read_only(self._directory))
         self.spendable_bytes = self.bytes_written + self.free_bytes + self._tail.preallocated_bytes
         self._space_checked_at = time.monotonic()
         self._space_checked_bytes = self.bytes_written
+
+    def _shortage(self, read_only: bool) -> tuple[str, bool]:
+        """What is short beside bytes, and whether barriers are accepted nevertheless."""
+        if read_only:
+            return "the log's file system is mounted read-only: mount it for writing again", False
+        inodes = self.free_inodes
+        if inodes is not None and inodes < INODES_RESERVE:
+            advice = (
+                f"the log's file system has {inodes} free inodes: delete files there ({INODES_RESERVE} must stay free)"
+            )
+            return advice, inodes >= INODES_RESERVE // 2
+        return self._roll_refused, True

@@ -25,11 +25,17 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final, Protocol
 
+import structlog
+
+from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.entry import Entry
-from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.errors import IsthmusError, LocalFault, StorageShort
 from isthmus.repl.replog.port import Replog
+from isthmus.repl.shortage import lacks_descriptors
 from isthmus.repl.store.port import PartitionStep, Prepared, Store
 from isthmus.repl.unforeseen import unforeseen
+
+log = structlog.get_logger(__name__)
 
 STEP_ENTRIES_MAX: Final = 2_000
 """Most entries in one store batch: bounds how long the loop prepares one (about 15 ms)."""
@@ -285,7 +291,10 @@ class Applier:
             with self._stopping:
                 if self._stopped:
                     return
-                self._store.commit(prepared)
+                self._store.commit(prepared, patient=False)
+        except StorageShort:
+            self._give(_Work(steps, prepared, committed_ms))  # the thread can wait
+            return
         except Exception as error:  # noqa: BLE001 - as in the thread
             self._events.fail(error)
             return
@@ -310,14 +319,24 @@ class Applier:
         except Exception as error:  # noqa: BLE001 - whatever it was, the process must not go on
             call_threadsafe(self._loop, self._events.fail, error)
 
+    def _read(self, job: ApplyJob) -> list[Entry]:
+        until_s = time.monotonic() + READ_PATIENCE_S
+        while True:
+            try:
+                return self._log.read(job.partition, job.start, job.end, STEP_BYTES_MAX)
+            except StorageShort:
+                if self._stopped or time.monotonic() > until_s:
+                    raise
+                time.sleep(SHORT_PAUSE_S)
+
     def _write_read_back(self, job: ApplyJob, soft: Mapping[bytes, bytes]) -> None:
         """Read a bounded part of a job's entries from the log and write it; `written` submits the rest."""
         try:
-            entries = self._log.read(job.partition, job.start, job.end, STEP_BYTES_MAX)
+            entries = self._read(job)
             assert entries[0].offset == job.start
             steps = [PartitionStep(job.partition, entries, soft)]
             prepared = self._store.prepare(steps)
-        except LocalFault:
+        except IsthmusError:
             raise
         except Exception as bug:  # noqa: BLE001 -- as in `_split`
             call_threadsafe(self._loop, self._not_read, job.partition, bug)
@@ -327,6 +346,12 @@ class Applier:
         self._rest = ApplyJob(job.partition, reached, job.end, None, job.committed_ms) if reached < job.end else None
         call_threadsafe(self._loop, self._events.on_written, steps, job.committed_ms, True)
 
+
+READ_PATIENCE_S: Final = 60.0
+"""How long the applier waits for a descriptor to read the log with; then the node ends, as if it could not write."""
+
+SHORT_PAUSE_S: Final = 1.0
+"""Pause before something is tried again that found no descriptor, inode or space."""
 
 EARLY_PAUSE_S: Final = 0.1
 """Least time between two checkpoints, also while the log is above its size: a checkpoint makes several syncs, and the
@@ -368,6 +393,7 @@ class Checkpointer:
         """Applied offsets at the last compaction of an idle process: one after each load, however often clients
         read."""
         self._measured_at_s = self._cpu_s = 0.0
+        self._log_limit = LogLimit()
         self._stop = threading.Event()
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
@@ -417,5 +443,11 @@ class Checkpointer:
             try:
                 self.run_once()
             except Exception as error:  # noqa: BLE001 - a failed sync must end the process (docs/protocol.md H34)
-                self._source.checkpoint_failed(error)
-                return
+                if not (isinstance(error, StorageShort) or lacks_descriptors(error)):
+                    self._source.checkpoint_failed(error)
+                    return
+                # no sync was tried, or none failed: the floors stay, and so does the log
+                if (suppressed := self._log_limit.due()) is not None:
+                    log.warning("storage.short", error=str(error), suppressed=suppressed)
+                self._stop.wait(SHORT_PAUSE_S)
+                self._wanted.set()

@@ -24,6 +24,7 @@ from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, Versi
 from isthmus.repl.model.errors import IsthmusError, LocalFault
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.patience import once_possible
 from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.storage.identity import NodeIdentity
@@ -111,7 +112,7 @@ class MetastoreEffects:
             pending, self._epochs = self._epochs, {}
             epochs = {partition_id: (epoch, owner) for partition_id, (_, epoch, owner) in pending.items()}
             try:
-                await asyncio.get_running_loop().run_in_executor(self._disk, self._identity.note_epochs, epochs)
+                await once_possible(self._disk, self._identity.note_epochs, epochs)
             except LocalFault as error:
                 self._events.fail(error)
                 return
@@ -145,9 +146,7 @@ class MetastoreEffects:
         log_id = await self._metastore.allocate_log_id()
         log.warning("identity.new_gen", partition=partition.id, gen=log_id, reason=reason)
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._disk, self._identity.note_log_ids, {partition.id: log_id}
-            )
+            await once_possible(self._disk, self._identity.note_log_ids, {partition.id: log_id})
         except LocalFault as error:
             self._events.fail(error)
             return 0

@@ -142,6 +142,7 @@ def _storage_samples(replog: Replog, store: Store) -> list[Sample]:
     stats = replog.stats()
     return [
         ("isthmus_storage_free_bytes", {}, stats.free_bytes),
+        *([] if stats.free_inodes is None else [("isthmus_storage_free_inodes", {}, stats.free_inodes)]),
         ("isthmus_replog_size_bytes", {}, stats.size_bytes),
         ("isthmus_replog_files", {}, stats.file_count),
         ("isthmus_replog_written_entries_total", {}, stats.entries_written),

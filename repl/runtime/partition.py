@@ -49,6 +49,7 @@ class Partition:
         "id",
         "index",
         "log_start",
+        "overtaken_actor",
         "partition_count",
         "reaped_pushes",
         "replica",
@@ -71,6 +72,8 @@ class Partition:
         self._cluster_uuid = cluster_uuid
         self._actor = actor_of(cluster_uuid, record.partition, record.incarnation)
         self._incarnation = record.incarnation
+        self.overtaken_actor = b""
+        """An actor under which no more is written: another cluster holds writes of it that the log lacks (R-ACTOR)."""
         self.unapplied = UnappliedBuffer(replica.applied, replica.leo, window)
         self.waiters = Waiters()
         self.timestamps = EntryTimestamps()

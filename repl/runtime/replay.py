@@ -11,11 +11,19 @@ opened. Until then the store notes nothing: another restart would replay what wa
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import Final
 
-from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.errors import LocalFault, StorageShort
 from isthmus.repl.store.port import Store
 from isthmus.repl.unforeseen import unforeseen
+
+PATIENCE_S: Final = 60.0
+"""How long the end of a replay waits for descriptors, inodes or space for its checkpoint; then the node ends."""
+
+PAUSE_S: Final = 1.0
+"""Pause between two tries."""
 
 
 class LogReplay:
@@ -66,9 +74,20 @@ class LogReplay:
             asyncio.get_running_loop().run_in_executor(None, self._replay_finished)
 
     def _replay_finished(self) -> None:
-        try:
-            self._store.replay_finished()
-        except (LocalFault, OSError) as error:
-            self._fail(error)
-        except Exception as error:  # the store notes nothing: the next start replays again
-            unforeseen.exception("store.replay_bug", error)
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self._store.replay_finished()
+            except StorageShort as error:
+                if time.monotonic() > until_s:
+                    self._fail(error)
+                    return
+                time.sleep(PAUSE_S)
+            except (LocalFault, OSError) as error:
+                self._fail(error)
+                return
+            except Exception as error:  # the store notes nothing: the next start replays again
+                unforeseen.exception("store.replay_bug", error)
+                return
+            else:
+                return

@@ -38,6 +38,7 @@ from isthmus.repl.model.errors import IsthmusError, LocalFault
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.patience import once_possible
 from isthmus.repl.runtime.port import EventSink, InFlightWork
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.storage import Storage
@@ -170,7 +171,6 @@ class ReplicaOpener:
             self._task = asyncio.get_running_loop().create_task(self._open_copies())
 
     async def _open_copies(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._opening:
             fresh = dict(self._opening)
             unknown = [partition for partition in fresh if self._identity.partition(partition) is None]
@@ -178,7 +178,7 @@ class ReplicaOpener:
                 again, spare = self._identity.log_ids(), self._identity.spare
                 log_ids = {partition: again.get(partition, spare) for partition in unknown}
                 try:
-                    await loop.run_in_executor(None, self._identity.note_log_ids, log_ids)
+                    await once_possible(None, self._identity.note_log_ids, log_ids)
                 except LocalFault as error:
                     self._events.fail(error)
                     return
@@ -301,7 +301,7 @@ class ReplicaRemover:
         self._storage.release_memory(partition)
         log.warning("clearing.condemned", partition=partition.id, gen=partition.replica.member.log_id, next_gen=log_id)
         self.condemning.add(partition.id)
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._identity.condemn, partition.id, log_id)
+        await once_possible(self._pool, self._identity.condemn, partition.id, log_id)
         self.condemning.discard(partition.id)  # not after a failure: the process ends then
         try:
             await self._registrar.register()
@@ -333,7 +333,7 @@ class ReplicaRemover:
         durable = self._restarts[partition] = loop.create_future()
         self._replog.restart(partition, 0, ())
         await durable
-        await loop.run_in_executor(self._pool, self._identity.deleted, partition)
+        await once_possible(self._pool, self._identity.deleted, partition)
         self.copies_deleted += 1
         log.warning("clearing.deleted", partition=partition, rows=rows)
 

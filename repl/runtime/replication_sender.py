@@ -19,7 +19,7 @@ import structlog
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr.messages import AppendEntries
 from isthmus.repl.model.entry import Entry
-from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.errors import LocalFault, StorageShort
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.partition import Partition
@@ -43,6 +43,9 @@ LANE_POLL_S: Final = 0.02
 
 LANE_WAIT_S: Final = 5.0
 """How long entries wait for a full lane before they are dropped. The core has asked again by then."""
+
+SHORT_PAUSE_S: Final = 1.0
+"""Pause after entries could not be read for want of a descriptor."""
 
 READ_THREADS: Final = 2
 """Threads that read the log for followers: two files at a time keep a disk busy."""
@@ -128,6 +131,10 @@ class ReplicationSender:
             log.info("outbox.trimmed", partition=partition.id, error=str(error))
             # Without this the core would ask for trimmed entries until the follower sends a FollowRequest.
             self._events.check_log_start(partition)
+        except StorageShort as error:  # as if the effects had been lost: the core asks for the entries again
+            self.dropped += 1 + len(queue.waiting)
+            log.warning("outbox.short", partition=partition.id, error=str(error))
+            await asyncio.sleep(SHORT_PAUSE_S)
         except (LocalFault, OSError) as error:
             self._events.fail(error)
         finally:

@@ -108,16 +108,17 @@ class Runtime:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._registrar = registrar
+        self._disk_full = DiskFullPolicy(replog, store)
         self._storage = Storage(
             store,
             replog,
             self.partitions,
             self,
+            self._disk_full,
             window_bytes=settings.window_bytes,
             entry_limit_bytes=settings.entry_limit_bytes,
             checkpoint_interval_ms=settings.checkpoint_interval_ms,
         )
-        self._disk_full = DiskFullPolicy(replog)
         self._metastore_effects = MetastoreEffects(identity, metastore, registrar, self)
         self._sender = ReplicationSender(links, replog, time, self)
         self.rounds = Rounds()

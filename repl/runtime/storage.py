@@ -20,7 +20,7 @@ from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import IsthmusError, LocalFault, OutOfStorage, Overloaded, TooLarge
 from isthmus.repl.replog.port import EncodedRun, EpochTable, Replog
 from isthmus.repl.runtime.applier import Applier, ApplyJob, Checkpointer, call_threadsafe
-from isthmus.repl.runtime.disk_full import FREE_SPACE_ADVICE
+from isthmus.repl.runtime.disk_full import DiskFullPolicy
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.replay import LogReplay
 from isthmus.repl.runtime.unapplied import MemoryWindow, wire_bytes
@@ -64,6 +64,7 @@ class Storage:
         replog: Replog,
         partitions: Mapping[int, Partition],
         events: StorageEvents,
+        disk_full: DiskFullPolicy,
         *,
         window_bytes: int,
         entry_limit_bytes: int,
@@ -74,6 +75,7 @@ class Storage:
         self._replog = replog
         self._partitions = partitions
         self._events = events
+        self._disk_full = disk_full
         self._entry_limit_bytes = entry_limit_bytes
         self._loop = asyncio.get_running_loop()
         self._jobs: list[ApplyJob] = []
@@ -125,8 +127,8 @@ class Storage:
         limit = self._entry_limit_bytes
         if size > limit and any(len(entry.wire) > limit for entry in entries):
             return TooLarge(f"an object that takes more than {limit} bytes with all its siblings is not replicated")
-        if not self._replog.has_space(size):
-            return OutOfStorage(f"the log's disk is full: free space ({FREE_SPACE_ADVICE}); reads go on")
+        if not self._disk_full.has_space(size):
+            return OutOfStorage(f"{self._disk_full.shortage}; reads go on")
         return None
 
     def persist(self, partition: Partition, entries: Sequence[Entry]) -> list[EncodedRun]:

@@ -23,7 +23,7 @@ import structlog
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr.epochs import cut, epoch_at
 from isthmus.repl.isr.messages import FollowRejected, FollowRejection, TransferMetadata, TransferRequest, TransferRows
-from isthmus.repl.model.errors import Corruption, DamagedRow, LocalFault
+from isthmus.repl.model.errors import Corruption, DamagedRow, LocalFault, StorageShort
 from isthmus.repl.model.ports import DamageListener, NoDamageListener, TimeSource
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.port import EventSink
@@ -127,6 +127,8 @@ class TransferSender:
                     if isinstance(chunk, TransferChunk) and round_.request is None:
                         with suppress(Corruption):  # reported when it is requested
                             await self._loop.run_in_executor(self._pool, self._read_ahead, round_, chunk.upto)
+        except StorageShort as error:  # as if the answer had been lost: the follower asks again
+            log.warning("far.short", partition=partition.id, peer=to, error=str(error))
         except (LocalFault, OSError) as error:
             self._events.fail(error)
         finally:

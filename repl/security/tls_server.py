@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.security.accepting import BACKLOG, Acceptor
 from isthmus.repl.security.tls import (
     FIRST_BYTE,
     HANDSHAKE_TIMEOUT_S,
@@ -29,18 +30,12 @@ from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
 
-BACKLOG: Final = 2048
-"""Connections that the kernel queues until they are accepted."""
-
 HANDSHAKES_MAX: Final = 128
 """Most connections in their handshake; each may cost half a megabyte. At the limit accepting waits for one to end, and
 aborts the oldest after CROWDED_S."""
 
 CROWDED_S: Final = 2.0
 """Longest handshake while others wait: honest ones take milliseconds."""
-
-ACCEPT_PAUSE_S: Final = 0.2
-"""Pause after a failed accept: the process has no file descriptors left, and some may be closed soon."""
 
 PLAIN: Final = TlsFailure("plaintext", "the other end does not speak TLS")
 CUT: Final = TlsFailure("crowded", "others waited for the place of this handshake")
@@ -61,7 +56,8 @@ HELP: Final[Mapping[str, Family]] = {
 
 class TlsServer:
     """One listening socket. `contexts` returns the context of each new connection. With `also_plain` connections
-    without TLS are accepted, too; otherwise they get `hint`, if the socket takes it at once, and are closed."""
+    without TLS are accepted, too; otherwise they get `hint`, if the socket takes it at once, and are closed.
+    `acceptor` accepts from that socket; by default one that keeps no descriptors free."""
 
     def __init__(
         self,
@@ -70,6 +66,7 @@ class TlsServer:
         factory: Callable[[], asyncio.Protocol],
         contexts: Callable[[], ssl.SSLContext],
         *,
+        acceptor: Acceptor | None = None,
         also_plain: bool = False,
         hint: bytes = b"",
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
@@ -77,6 +74,7 @@ class TlsServer:
         self.name = name
         self.refused: dict[str, int] = {}
         self._socket = listen_socket
+        self._acceptor = acceptor or Acceptor(name, listen_socket, 0)
         self._factory = factory
         self._contexts = contexts
         self._also_plain = also_plain
@@ -108,12 +106,7 @@ class TlsServer:
         loop = asyncio.get_running_loop()
         while True:
             await self._make_room(loop)
-            try:
-                sock, address = await loop.sock_accept(self._socket)
-            except OSError as error:
-                self._refuse(TlsFailure("not-accepted", f"cannot accept a connection: {error}"), "")
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
+            sock, address = await self._acceptor.next()
             task = loop.create_task(self._welcome(sock, shown_address(address)))
             self._pending[task] = loop.time()
             task.add_done_callback(self._done)

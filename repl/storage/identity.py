@@ -24,6 +24,9 @@ from isthmus.repl.storage.slot_file import SlotFile, sync_directory
 
 IDENTITY_VERSION: Final = 1
 
+ADOPT: Final = "isthmus cluster adopt"
+"""The command that a refusal of an empty metastore names, by which `isthmus local up` knows the refusal."""
+
 NAME: Final = "identity"
 """Name of the two slot files."""
 
@@ -127,7 +130,7 @@ class NodeIdentity:
         copies = len(self._value["partitions"])
         advice = (
             f"do not empty the directory, it holds {quantity(copies, 'copy')}; if ZooKeeper lost its data, "
-            '`isthmus cluster adopt FILE` fills it again (docs/runbooks.md, "ZooKeeper\'s data is gone")'
+            f'`{ADOPT} FILE` fills it again (docs/runbooks.md, "ZooKeeper\'s data is gone")'
             if copies
             else "the directory holds no copies: an empty one can be set instead"
         )
@@ -274,4 +277,5 @@ class NodeIdentity:
                 with self._writing:
                     self._write(self._value | {"clean": True})
         finally:
+            self._slots.close()
             os.close(self._lock_fd)

@@ -7,16 +7,18 @@ epochs, a store's durable floors. Each slot: magic, sequence number, length, xxh
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgpack
 from xxhash import xxh64_intdigest
 
-from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.errors import Corruption, LocalFault, StorageShort
+from isthmus.repl.shortage import DESCRIPTORS, is_shortage
 
 _MAGIC: Final = b"ISLT"
 _HEAD: Final = struct.Struct(">4sQIQ")
@@ -26,8 +28,14 @@ SLOT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the directory's entries durable (a new file's name is data of its directory: docs/protocol.md H37)."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    """Make the directory's entries durable (a new file's name is data of its directory: docs/protocol.md H37). Raises
+    StorageShort when it cannot be opened now, OSError."""
+    try:
+        fd = DESCRIPTORS.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if is_shortage(error):
+            raise StorageShort(f"directory {directory} cannot be opened: {error.strerror}") from error
+        raise
     try:
         os.fsync(fd)
     finally:
@@ -35,12 +43,18 @@ def sync_directory(directory: Path) -> None:
 
 
 class SlotFile:
-    """The value named `name` in `directory`, in files `NAME.0` and `NAME.1`. Not thread-safe."""
+    """The value named `name` in `directory`, in files `NAME.0` and `NAME.1`. Not thread-safe.
+
+    Files that were written stay open, so that later writes need no descriptor."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
         self._paths = (directory / f"{name}.0", directory / f"{name}.1")
         self._sequence = 0
+        self._open: dict[Path, int] = {}
+        self._closers: dict[Path, Callable[[], object]] = {}
+        self._named = False
+        """The directory's names of both files are on disk."""
 
     def read(self) -> Any:
         """The newest complete value, None before the first write. Raises Corruption when both files exist and neither
@@ -69,7 +83,9 @@ class SlotFile:
         return best[1]
 
     def write(self, value: Any) -> None:
-        """Write a value; durable on return. Raises LocalFault when the disk fails; the previous value is then kept."""
+        """Write a value; durable on return. Raises StorageShort when there is no descriptor, inode or space now, and
+        LocalFault when the disk fails: after a sync that failed, nothing may be tried again (docs/protocol.md H34). The
+        previous value is kept."""
         sequence = self._sequence + 1
         path = self._paths[sequence % 2]
         body: bytes = msgpack.packb(value)
@@ -77,20 +93,51 @@ class SlotFile:
         seed = sequence.to_bytes(8, "big") + len(body).to_bytes(4, "big")
         data = _HEAD.pack(_MAGIC, sequence, len(body), xxh64_intdigest(seed + body)) + body
         try:
-            new = not path.exists()
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                if os.write(fd, data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.ftruncate(fd, len(data))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            if new:
+            fd = self._overwritten(path, data)
+        except OSError as error:
+            kind = StorageShort if is_shortage(error) else LocalFault
+            raise kind(f"cannot write {path}: {error.strerror}") from error
+        try:
+            os.fsync(fd)
+            if not self._named:
                 sync_directory(self._directory)
+                self._named = all(each.exists() for each in self._paths)
         except OSError as error:
             raise LocalFault(f"cannot write {path}: {error.strerror}") from error
         self._sequence = sequence
+
+    def _overwritten(self, path: Path, data: bytes) -> int:
+        """The descriptor of the slot with `data`, unsynced. An error leaves a torn slot, as a crash does: the other one
+        has the value, and this one is written again."""
+        fd = self._descriptor_of(path)
+        written = os.pwrite(fd, data, 0)
+        while written < len(data):  # the next call says why
+            written += os.pwrite(fd, data[written:], written)
+        os.ftruncate(fd, len(data))
+        return fd
+
+    def _descriptor_of(self, path: Path) -> int:
+        """The open file; another one is opened where somebody has put a new file in its place."""
+        fd = self._open.get(path)
+        if fd is not None:
+            try:
+                if os.path.samestat(path.stat(), os.fstat(fd)):
+                    return fd
+            except FileNotFoundError:
+                pass
+            del self._open[path]
+            self._closers.pop(path)()
+            self._named = False
+        fd = self._open[path] = DESCRIPTORS.open(path, os.O_WRONLY | os.O_CREAT)
+        self._closers[path] = weakref.finalize(self, os.close, fd)
+        return fd
+
+    def close(self) -> None:
+        """Close the files; they are opened again by the next write."""
+        for closer in self._closers.values():
+            closer()
+        self._open.clear()
+        self._closers.clear()
 
 
 def _decode(data: bytes) -> tuple[int, Any] | None:

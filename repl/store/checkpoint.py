@@ -12,11 +12,13 @@ were last known to be complete, and whether the store was closed cleanly. This m
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.errors import Corruption, LocalFault, StorageShort
+from isthmus.repl.shortage import DESCRIPTORS, is_shortage, lacks_descriptors
 from isthmus.repl.storage.slot_file import SlotFile, sync_directory
 from isthmus.repl.store.rows import StoredPosition
 
@@ -37,11 +39,17 @@ class Floors:
 
 
 class Disk:
-    """The durable operations of a checkpoint, in an order that matters. All raise OSError or LocalFault."""
+    """The durable operations of a checkpoint, in an order that matters. All raise OSError or LocalFault, and
+    StorageShort where nothing was synced or written."""
 
     def sync_file(self, path: Path) -> None:
         """Sync a file's bytes and length."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            descriptor = DESCRIPTORS.open(path, os.O_RDONLY)
+        except OSError as error:
+            if is_shortage(error):
+                raise StorageShort(f"{path} cannot be opened: {error.strerror}") from error
+            raise
         try:
             os.fdatasync(descriptor)
         finally:
@@ -86,11 +94,15 @@ def read_floors(slots: SlotFile) -> Floors | None:
 
 
 def sync_rows(disk: Disk, rows_directory: Path) -> None:
-    """Sync everything that was written before to the database in `rows_directory`. Raises OSError."""
-    for path in sorted(rows_directory.glob("*.log")):
-        try:
-            disk.sync_file(path)
-        except FileNotFoundError:
-            # Compacted into a synced table since it was listed.
-            continue
-    disk.sync_directory(rows_directory)
+    """Sync everything that was written before to the database in `rows_directory`. Raises OSError when a sync failed,
+    and StorageShort when one could not begin: it may be begun again."""
+    try:
+        # not `glob`, which from Python 3.13 on takes a directory that it cannot read for an empty one
+        for name in sorted(name for name in os.listdir(rows_directory) if name.endswith(".log")):
+            with suppress(FileNotFoundError):  # compacted into a synced table since it was listed
+                disk.sync_file(rows_directory / name)
+        disk.sync_directory(rows_directory)
+    except OSError as error:
+        if lacks_descriptors(error):  # also for the listing
+            raise StorageShort(f"the store cannot be synced now: {error}") from error
+        raise

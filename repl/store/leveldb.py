@@ -8,29 +8,36 @@ is applied, or sync on the write path. Row layout is in `rows`, positions in `po
     directory/floors.0|1  the durable floors, the boot id, the clean marker
 
 A first failed write or sync is final (H34): LevelDB may have left half a record in its log, and the kernel may have
-dropped pages that it called clean. The store then refuses writes until it is opened again; reads go on.
+dropped pages that it called clean. The store then refuses writes until it is opened again; reads go on. Where LevelDB
+could not even create the log that the write was to begin, for want of a descriptor, an inode or space, nothing was
+written: that is a StorageShort, and the batch is written later.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from time import monotonic
 from typing import Any, Final, NamedTuple
+
+import structlog
 
 if sys.version_info < (3, 13):
     import plyvel
 else:  # plyvel has no wheels for it; this fork, with the same interface, has
     import plyvel_next as plyvel
 
+from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.entry import NO_OFFSET
-from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.errors import Corruption, LocalFault, StorageShort
 from isthmus.repl.model.keys import key_hash, segment_of
+from isthmus.repl.shortage import DESCRIPTORS, NO_DESCRIPTORS, SHORTAGES, lacks_descriptors
 from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import rows
 from isthmus.repl.store.batch import fill
@@ -65,6 +72,21 @@ from isthmus.repl.store.scans import scan_key_rows
 from isthmus.repl.store.state_transfer import LevelTransfers
 from isthmus.repl.store.time_index import THIN_EVERY_S, offset_at, seconds_around, thinning
 from isthmus.repl.store.write_stalls import WriteStallPredictor
+
+log = structlog.get_logger(__name__)
+
+SHORTAGE_PATIENCE_S: Final = 60.0
+"""How long a write waits for descriptors, inodes or space, before the store counts as failed and the node ends. The
+node refuses writes meanwhile, and its leaderships have been offered to others after 10 s; what waits had been accepted
+before."""
+
+SHORTAGE_PAUSE_S: Final = 0.25
+"""Pause between two tries of such a write."""
+
+_REASONS: Final = frozenset(os.strerror(number) for number in SHORTAGES)
+_NO_DESCRIPTOR: Final = frozenset(os.strerror(number) for number in NO_DESCRIPTORS)
+_IO_ERROR: Final = re.compile(r"(?P<path>/.*): (?P<why>[^:]+)$")
+"""LevelDB's words for an error of the system, behind its own: the file, and the system's text."""
 
 BLOOM_FILTER_BITS: Final = 10
 """Bits per key in each table's filter: about one absent key in a hundred costs a block read."""
@@ -208,7 +230,11 @@ class LevelStore:
         self._stalls = WriteStallPredictor(db.get_property, monotonic, write_buffer_bytes)
         self._checkpointing = Lock()
         self._failure = ""
+        self.shortage = ""
+        self._size_bytes = 0
+        self._log_limit = LogLimit()
         self._closed = False
+        self._closing = Event()
         self.transfers = LevelTransfers(self, view, progress, remembered)
 
     @classmethod
@@ -319,11 +345,12 @@ class LevelStore:
         """See the port; predicted by `repl.store.write_stalls`."""
         return self._stalls.takes(prepared.batch.approximate_size())
 
-    def commit(self, prepared: Prepared) -> None:
-        """Write a prepared batch atomically. Raises LocalFault."""
+    def commit(self, prepared: Prepared, *, patient: bool = True) -> None:
+        """Write a prepared batch atomically. Raises LocalFault; StorageShort as `write_batch`, and the batch can be
+        committed again."""
         batch, ends = prepared
         began_s = monotonic()
-        self.write_batch(batch)
+        self.write_batch(batch, patient=patient)
         size_bytes = batch.approximate_size()
         self._stalls.wrote(size_bytes, monotonic() - began_s)
         self._progress.wrote(ends)
@@ -345,12 +372,17 @@ class LevelStore:
     def compact_when_idle(self, *, idle: bool) -> None:
         """See the port."""
         with self._checkpointing:
-            if not self._closed:
+            if not self._closed and not DESCRIPTORS.short:  # an error of LevelDB's own work lasts until it is reopened
                 compact_when_idle(self._db, self._directory / ROWS_NAME, idle=idle)
 
     def size_bytes(self) -> int:
         """Size of the database's files, including obsolete ones that LevelDB has not deleted yet."""
-        return size_of(self._directory / ROWS_NAME)
+        try:
+            self._size_bytes = size_of(self._directory / ROWS_NAME)
+        except OSError as error:
+            if not lacks_descriptors(error):
+                raise
+        return self._size_bytes
 
     def close(self) -> None:
         """Checkpoint, close, and mark the stop as clean, unless the store has failed or a replay is unfinished.
@@ -361,14 +393,18 @@ class LevelStore:
             if self._closed:
                 return
             self._closed = True
+            self._closing.set()
             try:
                 if not self._failure:
                     self._write_floors(self._floors.boot_id)
             finally:
                 self._spare_batches.clear()
                 self._db.close()
-            if not self._failure and not self._needs_replay:
-                self._write_floors(self._floors.boot_id, clean=True)
+            try:
+                if not self._failure and not self._needs_replay:
+                    self._write_floors(self._floors.boot_id, clean=True)
+            finally:
+                self._slots.close()
 
     # -- reads, from any thread -------------------------------------------------------------------------------
 
@@ -488,6 +524,8 @@ class LevelStore:
             self.sync_rows()
             try:
                 self._disk.write_slot(self._slots, encode_floors(noted))
+            except StorageShort:
+                raise  # the floors stay where they are
             except (OSError, LocalFault) as error:
                 raise self._failed(error) from error
             self._floors = noted
@@ -503,19 +541,37 @@ class LevelStore:
             self.write_batch(thinning(self._source, marks, newest_s, batch))
             return
 
-    def write_batch(self, batch: Any) -> None:
-        """Write a LevelDB batch. Raises LocalFault, then and on every later write."""
-        self._refuse_after_failure()
-        try:
-            batch.write()
-        except plyvel.Error as error:
-            raise self._failed(error) from error
+    def write_batch(self, batch: Any, *, patient: bool = True) -> None:
+        """Write a LevelDB batch. Raises LocalFault, then and on every later write. While LevelDB cannot create a file
+        for it, it waits, up to SHORTAGE_PATIENCE_S; if not `patient` it raises StorageShort instead, nothing is
+        written, and the batch may be written later."""
+        until_s = 0.0
+        while True:
+            self._refuse_after_failure()
+            try:
+                batch.write()
+            except plyvel.Error as error:
+                short = creation_shortage(words(error))
+                if not short or (until_s and monotonic() > until_s) or self._closing.is_set():
+                    raise self._failed(error) from error
+                self.shortage = short
+                if (suppressed := self._log_limit.due("short")) is not None:
+                    log.warning("storage.short", error=str(error), suppressed=suppressed)
+                if not patient:
+                    raise StorageShort(short) from error
+                until_s = until_s or monotonic() + SHORTAGE_PATIENCE_S
+                self._closing.wait(SHORTAGE_PAUSE_S)
+            else:
+                self.shortage = ""
+                return
 
     def sync_rows(self) -> None:
         """Sync all written rows. Raises LocalFault, then and on every later write."""
         self._refuse_after_failure()
         try:
             sync_rows(self._disk, self._directory / ROWS_NAME)
+        except StorageShort:
+            raise  # no sync failed: the next checkpoint begins with all of them
         except OSError as error:
             raise self._failed(error) from error
 
@@ -572,6 +628,30 @@ def fault(error: Exception, directory: Path) -> LocalFault:
         return damaged(str(error), directory)
     if isinstance(error, plyvel.IteratorInvalidError):
         return damaged("a table cannot be read", directory)
+    if _shortage(words(error)) in _NO_DESCRIPTOR:
+        return StorageShort(f"the store in {directory} cannot be read now: {error}")
     if "/LOCK: " in str(error):
         return LocalFault(f"the store in {directory} is in use by another process: stop that one first")
     return LocalFault(f"the store in {directory} cannot be read or written: {error}")
+
+
+def words(error: Exception) -> str:
+    """LevelDB's message; the driver passes it on as bytes."""
+    message = error.args[0] if error.args else ""
+    return message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+
+
+def _shortage(message: str) -> str:
+    """The system's text of a shortage in one of LevelDB's messages; "" for any other error."""
+    found = _IO_ERROR.search(message)
+    return found["why"] if found is not None and found["why"] in _REASONS else ""
+
+
+def creation_shortage(message: str) -> str:
+    """What keeps LevelDB from creating the log that a write was to begin, as a clause for operators; "" for any other
+    error. Before it creates a log LevelDB writes nothing of the batch, and a log that could not be created does not
+    exist. Errors of its background work concern tables and manifests, and last until it is opened again."""
+    found = _IO_ERROR.search(message)
+    if found is None or found["why"] not in _REASONS or not found["path"].endswith(".log"):
+        return ""
+    return "" if os.path.lexists(found["path"]) else f"the store cannot create a file: {found['why']}"

@@ -244,8 +244,13 @@ class Store(Protocol):
     def takes_at_once(self, prepared: Prepared) -> bool:
         """Whether `commit` would probably not block, so that the event loop may call it."""
 
-    def commit(self, prepared: Prepared) -> None:
-        """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
+    def commit(self, prepared: Prepared, *, patient: bool = True) -> None:
+        """Write a prepared batch; readers see all of it or nothing. Raises LocalFault. While the store cannot create a
+        file that it needs, it waits, or, if not `patient`, raises StorageShort: the batch is then to be committed
+        again before any other."""
+
+    shortage: str
+    """Why the last write waited, or waits, as a clause for operators; "" once it was written."""
 
     def checkpoint(self) -> None:
         """Note the applied offsets, call `before_floors`, sync the logs and the directory, persist the noted offsets as

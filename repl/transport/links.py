@@ -18,8 +18,10 @@ import structlog
 from isthmus.repl.isr.messages import StaleEpoch
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
+from isthmus.repl.security.accepting import Acceptor, PlainServer
 from isthmus.repl.security.tls import LinkTls, expires_s
 from isthmus.repl.security.tls_server import TlsServer
+from isthmus.repl.shortage import CLUSTER_HEADROOM
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.codec import FROM_FOLLOWER, FROM_LEADER, Encoder, decode_item
 from isthmus.repl.transport.connection import LinkLimits, PeerConnection
@@ -138,7 +140,7 @@ class ClusterLinks:
         self._serving: dict[PeerConnection, RpcServer] = {}
         self._faults: dict[str, int] = {}
         self._log_limit = LogLimit()
-        self._server: asyncio.Server | TlsServer | None = None
+        self._server: PlainServer | TlsServer | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -148,14 +150,20 @@ class ClusterLinks:
     async def start(self, listen_socket: socket.socket) -> None:
         """Accept connections on the bound `listen_socket`, which `stop` closes, and start the health checks."""
         loop = asyncio.get_running_loop()
+        acceptor = Acceptor("cluster", listen_socket, CLUSTER_HEADROOM)
         if self._tls is None:
-            self._server = await loop.create_server(lambda: PeerConnection(self), sock=listen_socket)
+            self._server = PlainServer(acceptor, listen_socket, lambda: PeerConnection(self))
         else:
             contexts, also_plain = self._tls.server.current, self._tls.take_plain
             self._server = TlsServer(
-                "cluster", listen_socket, lambda: PeerConnection(self), contexts, also_plain=also_plain
+                "cluster",
+                listen_socket,
+                lambda: PeerConnection(self),
+                contexts,
+                acceptor=acceptor,
+                also_plain=also_plain,
             )
-            self._server.start()
+        self._server.start()
         self._ticking = loop.create_task(self._tick())
 
     async def drain(self) -> None:

@@ -14,9 +14,10 @@ from isthmus.repl.model.errors import LocalFault, OutOfStorage
 from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.replog.port import Replog
-from tests.support.log_history import CLUSTER, Listener, entries, open_log, wait_until
+from tests.support.log_history import CLUSTER, Listener, entries, open_log
 from tests.support.memory_disk import MemoryDisk
 from tests.support.memory_log import MemoryLog
+from tests.support.waiting import wait_until
 
 
 class FullableFiles(SystemFiles):

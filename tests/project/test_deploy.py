@@ -43,17 +43,21 @@ def test_a_node_of_the_compose_file_names_services_alone(file: Path) -> None:
     assert {one or other for one, other in names} <= set(services())
 
 
-def test_production_page_writes_a_node_file_that_the_unit_runs(tmp_path: Path) -> None:
-    """Its `isthmus node init` makes a file without faults, under the name and with the data that the unit expects."""
+def test_production_page_writes_node_files_that_the_unit_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `isthmus node init` make files without faults, under the name and with the data that the unit expects, also
+    after the folder was copied."""
     page = (DEPLOY.parent / "docs" / "production.md").read_text().replace("\\\n", "")
-    (line,) = re.findall(r"^isthmus (node init .+)$", page, re.MULTILINE)
+    lines = re.findall(r"^isthmus (node init .+)$", page, re.MULTILINE)
     (checked,) = re.findall(r"^isthmus (config check .+)$", page, re.MULTILINE)
-    for command in (line, checked):
-        words = shlex.split(command.replace("/etc/isthmus", str(tmp_path)))
-        assert cli.main(words) == Exit.OK
-    settings = load_file(tmp_path / "east-1.toml")
+    made, copied = tmp_path / "made", tmp_path / "copied"
+    made.mkdir()
+    monkeypatch.chdir(made)
+    assert [cli.main(shlex.split(line)) for line in lines] == [Exit.OK] * 6
+    made.rename(copied)
+    assert cli.main(shlex.split(checked.replace("/etc/isthmus", str(copied)))) == Exit.OK
+    settings = load_file(copied / "east-1.toml")
     assert (settings.node.name, settings.node.cluster) == ("east-1", "east")
-    assert settings.metastore.hosts == "zk1:2281,zk2:2281,zk3:2281"
+    assert settings.metastore.hosts == "zk1:2181,zk2:2181,zk3:2181"
     unit = (DEPLOY / "systemd" / "isthmus@.service").read_text()
     assert "StateDirectory=isthmus\n" in unit
     assert Path(settings.node.data_dir).parent == Path("/var/lib/isthmus")

@@ -49,3 +49,17 @@ def test_a_row_that_lacks_is_found() -> None:
     assert list(documented(page)) == [
         ("GET", "/admin/a/*/peek"), ("GET", "/admin/a/*/ledger"), ("GET", "/admin/c"), ("POST", "/admin/a"),
     ]  # fmt: skip
+
+
+def test_what_other_clusters_ask_stands_apart_from_what_applications_ask() -> None:
+    """The first table has no request of sinks, full-sync and batch jobs; a table of their own has all of them."""
+    page = PAGE.read_text()
+    applications, _, rest = page.partition("## Requests of other clusters and of batch jobs\n")
+    others = rest.partition("\n## ")[0]
+    internal = ("/queues/", "/queuename/", "/trees/", "/rows", "/batch/push", "/cluster/nodes")
+    first = [path for _, path in documented(applications.partition("## Requests on `http`")[2].partition("\n## ")[0])]
+    assert len(first) > 15
+    assert [path for path in first if path.startswith(internal)] == []
+    found = {path for _, path in documented(others)}
+    assert {part for part in internal if not any(path.startswith(part) for path in found)} == set()
+    assert all(path.startswith(internal) for path in found)

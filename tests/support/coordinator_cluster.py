@@ -64,6 +64,7 @@ class FakePartition:
     unapplied: UnappliedBuffer = field(default_factory=lambda: UnappliedBuffer(0, 0, MemoryWindow(0)))
     waiters: Waiters = field(default_factory=Waiters)
     reaped_pushes: ReapedPushes = field(default_factory=ReapedPushes)
+    overtaken_actor: bytes = b""
 
     @property
     def actor_prefix(self) -> bytes:

@@ -18,10 +18,10 @@ from isthmus.repl.replog.log import FileLog
 from isthmus.repl.replog.port import EpochTable, Replog
 from isthmus.repl.replog.reader import LogFileReader, LogFrame
 from tests.support.memory_disk import MemoryDisk
+from tests.support.waiting import PATIENCE_S
 
 CLUSTER = bytes(range(16))
 DIRECTORY = Path("/log")
-DEADLINE_S = 30.0
 
 
 def entries(epoch: int, first: int, count: int, *, size: int = 20, tag: int = 0) -> list[Entry]:
@@ -80,7 +80,7 @@ class Listener:
 
     def wait(self, wanted: Mapping[int, int]) -> bool:
         """Wait until each partition is durable up to exactly the wanted offset; False when the log failed first."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         with self._changed:
             while not self.failures and any(self.durable.get(p) != end for p, end in wanted.items()):
                 assert self._changed.wait(deadline - time.monotonic()), f"not durable: {wanted}, but {self.durable}"
@@ -88,7 +88,7 @@ class Listener:
 
     def wait_for_failure(self) -> Exception:
         """Wait until the log failed."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         with self._changed:
             while not self.failures:
                 assert self._changed.wait(deadline - time.monotonic()), "the log did not fail"
@@ -112,14 +112,6 @@ def kill(log: FileLog, disk: Any) -> None:
     disk.stopped = True
     with contextlib.suppress(LocalFault):
         log.close()
-
-
-def wait_until(condition: Any, what: str) -> None:
-    """Wait until `condition()` holds."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.001)
 
 
 class PartitionState(NamedTuple):

@@ -126,6 +126,8 @@ class MemoryDisk:
         self.tear_write = False
         self.stopped = False
         self.free = 1 << 40
+        self.inodes: int | None = None
+        self.mounted_read_only = False
         self.fault: Callable[[str], OSError | None] = lambda _: None
         self.lock = RLock()
         self._next_fd = 100
@@ -198,6 +200,9 @@ class MemoryDisk:
             self._alive()
             if path.name not in self.files:
                 raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+            error = self.fault("open")
+            if error is not None:
+                raise error
             return self._open(self.files[path.name])
 
     def size(self, fd: int) -> int:
@@ -274,6 +279,14 @@ class MemoryDisk:
     def free_bytes(self, directory: Path) -> int:
         self._alive()
         return self.free
+
+    def free_inodes(self, directory: Path) -> int | None:
+        self._alive()
+        return self.inodes
+
+    def read_only(self, directory: Path) -> bool:
+        self._alive()
+        return self.mounted_read_only
 
     def flipped(self, name: str, position: int, mask: int) -> MemoryDisk:
         """A copy of the disk with one byte of one file changed."""

@@ -112,6 +112,11 @@ class MemoryLog:
     def has_space_for_barriers(self) -> bool:
         return self.has_space(0)
 
+    @property
+    def shortage(self) -> str:
+        """See the port: nothing but its capacity is ever short."""
+        return ""
+
     def refresh_free_space(self) -> None:
         """See the port: no other process fills it."""
 

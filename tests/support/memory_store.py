@@ -308,6 +308,7 @@ class MemoryStore:
 
     def __init__(self, *, request_window_offsets: int = WINDOW_OFFSETS) -> None:
         self.before_floors: Callable[[], None] = lambda: None
+        self.shortage = ""
         self._remembered = MemoryIndexes(request_window_offsets)
         self._requests = self._remembered.requests
         self._progress = PositionTable({}, {}, trusted=True)
@@ -347,7 +348,7 @@ class MemoryStore:
         """Always."""
         return True
 
-    def commit(self, prepared: Prepared) -> None:
+    def commit(self, prepared: Prepared, *, patient: bool = True) -> None:
         """See the port; like `write`."""
         self.write(prepared)
 

@@ -42,6 +42,7 @@ from isthmus.node.http.connection import HttpConnection, SharedState, loaded_con
 from isthmus.node.http.fast_connection import connection_factory, read_whole
 from isthmus.node.http.responses import RequestRefused
 from isthmus.queues import wire as fetch
+from isthmus.queues.counters_wire import ToldCounters, decode_counters, encode_counters
 from isthmus.queues.cursors import CursorState, decode_soft, decode_state, encode_soft, encode_state
 from isthmus.queues.filters import parse_filter
 from isthmus.queues.gaps import QueueGap
@@ -360,6 +361,8 @@ def _cluster_targets() -> Iterator[MutationTarget]:
     large = reply._replace(items=items * 20)
     zipped = fetch.encode_reply(large, fetch.ZSTD)
     yield MutationTarget("compressed fetch answers", (zipped,), fetch.decode_reply, Encoding.MSGPACK)
+    told = ToldCounters(UUID, "west", {UUID + bytes(4): 1 << 44, UUID + bytes(11) + b"\1": 1 << 63})
+    yield MutationTarget("told counters", (encode_counters(told),), decode_counters, Encoding.MSGPACK)
     asking = fetch.encode_asking(fetch.ObjectRequest(UUID, "west", KEY))
     yield MutationTarget("object requests", (asking,), fetch.decode_asking, Encoding.MSGPACK)
     answers = [fetch.ObjectReply(UUID, "east", payload) for payload in (None, OBJECTS[0])]

@@ -40,12 +40,20 @@ PARTITIONS = 4
 
 
 class FullableFiles(SystemFiles):
-    """Real files on a disk whose free space a test can set."""
+    """Real files on a disk whose free space and inodes a test can set."""
 
     free: int | None = None
+    inodes: int | None = None
+    mounted_read_only = False
 
     def free_bytes(self, directory: Path) -> int:
         return super().free_bytes(directory) if self.free is None else self.free
+
+    def free_inodes(self, directory: Path) -> int | None:
+        return super().free_inodes(directory) if self.inodes is None else self.inodes
+
+    def read_only(self, directory: Path) -> bool:
+        return self.mounted_read_only
 
 
 @dataclass

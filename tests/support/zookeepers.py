@@ -7,7 +7,6 @@ import itertools
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from isthmus.repl.metastore.java import find_java
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Server:
@@ -71,15 +71,13 @@ class Server:
         others keep answering."""
         self.send(signal.SIGSTOP)
         assert self.process is not None
-        deadline = time.monotonic() + 20
-        while not all(_stands_still(task) for task in Path(f"/proc/{self.process.pid}/task").iterdir()):
-            assert time.monotonic() < deadline, "it does not stand still"
-            time.sleep(0.001)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        wait_until(lambda: all(_stands_still(task) for task in tasks.iterdir()), "it stands still")
 
     def kill(self) -> None:
         self.send(signal.SIGKILL)
         assert self.process is not None
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -183,6 +183,59 @@ def test_every_alert_fires_on_a_record() -> None:
     assert seen == rule_metrics()
 
 
+HOURS: Final = 60
+"""Samples of an hour, one a minute."""
+
+
+def spread_checks(
+    tmp_path: Path, ages: dict[str, str | None], hours: int, expected: set[str]
+) -> subprocess.CompletedProcess[str]:
+    """The result of promtool for a cluster whose nodes check once a day; `ages`: node -> the age of its proof in
+    promtool's notation, None: it has proven nothing. `expected`: the alerts about full-sync at the end."""
+    count = hours * HOURS
+    series = []
+    for node, age in ages.items():
+        labels = f'job="isthmus",cluster="east",instance="{node}",peer="west"'
+        series.append({"series": f"isthmus_fullsync_checks_per_day{{{labels}}}", "values": f"1+0x{count}"})
+        if age is not None:
+            name = f'isthmus_fullsync_proven_age_seconds{{{labels},bucket_type="default"}}'
+            series.append({"series": name, "values": f"{age}x{count}"})
+    test = {
+        "interval": "1m",
+        "input_series": series,
+        "promql_expr_test": [
+            {
+                "expr": 'group by (alertname) (ALERTS{alertstate="firing",alertname=~"IsthmusFullSync.*"})',
+                "eval_time": f"{count}m",
+                "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(expected)],
+            }
+        ],
+    }
+    file = tmp_path / "spread.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5m", "tests": [test]}))
+    return promtool("test", "rules", file)
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize(
+    ("ages", "expected"),
+    [
+        ({"n1": "60+0", "n2": None, "n3": None}, set()),
+        ({"n1": "60+0", "n2": "500000+60"}, set()),
+        ({"n1": "500000+60", "n2": "400000+60"}, {"IsthmusFullSyncLate"}),
+        ({"n1": "500000+60", "n2": None}, {"IsthmusFullSyncLate"}),
+        ({"n1": None, "n2": None}, {"IsthmusFullSyncNeverProven"}),
+    ],
+    ids=["one node proves for all", "a late node among others", "all late", "late, and a new node", "never"],
+)
+def test_checks_count_for_the_cluster_whichever_node_made_them(
+    tmp_path: Path, ages: dict[str, str | None], expected: set[str]
+) -> None:
+    """A proof of one node silences the alerts for all; without one, each fires once for the cluster."""
+    done = spread_checks(tmp_path, ages, 8, expected)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.promtool
 def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:
     """Wrong expectations fail: with another expectation the same record does not pass."""

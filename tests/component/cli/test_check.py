@@ -187,6 +187,7 @@ def test_a_proof_is_judged_by_its_age_and_by_what_was_found_since(
         "SYNC UNKNOWN: node e2 does not answer: what its checks found is not known",
     )
     assert sync(e1={"peers": []})[0] == sync()[0] == sync(e1=checks(None))[0] == UNKNOWN
+    assert "isthmus fullsync run all --wait compares now" in sync(e1=checks(None))[1], "a new pair has its next step"
     later, before = 2 * HOUR_MS, HOUR_MS // 2
     repaired, differing = check("repaired", later, queued=7), check("differing", later, left=2)
     assert sync(e1=checks(), e2=checks(None, looked=repaired))[0] == WARNING

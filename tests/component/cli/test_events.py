@@ -37,6 +37,33 @@ def test_events_are_a_timeline(listener: FakeAdminListener, capsys: pytest.Captu
     assert [row["id"] for row in json.loads(capsys.readouterr().out)["events"]] == ["e2"]
 
 
+def test_what_comes_again_and_again_is_one_line(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal events of a node within ten minutes of each other are one, with how often and since when; others, acts,
+    and the same after a longer pause are lines of their own. JSON has each."""
+    minute = 60_000
+    fault = {"text": "a peer does not take acknowledgements, as it answered 3 s ago", "event": "sink.ack_unanswered"}
+    later = {**fault, "text": fault["text"].replace("3 s", "63 s")}
+    rows = [
+        event(1, **fault),
+        event(2, "n2", **fault),
+        event(3, at_ms=AT_MS + minute, **later),
+        event(4, kind="act", text="suspend", at_ms=AT_MS + minute),
+        event(5, kind="act", text="suspend", at_ms=AT_MS + minute),
+        event(6, at_ms=AT_MS + 2 * minute, **fault),
+        event(7, at_ms=AT_MS + 30 * minute, **fault),
+    ]
+    listener.respond("/admin/events?limit=100", {"events": rows, "unknown": {}})
+    assert main(["events"]) == Exit.OK
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 5
+    assert "(3 times since 2023-11-14 22:13:20Z)" in next(line for line in lines if "22:15:20Z" in line)
+    assert [("times" in line) for line in lines].count(True) == 1
+    assert main(["events", "-o", "json"]) == Exit.OK
+    assert len(json.loads(capsys.readouterr().out)["events"]) == 7
+
+
 def test_since_is_a_time_or_a_while_ago(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,8 @@ def test_commands_that_start_a_zookeeper_name_the_extra_local(words: Sequence[st
     )
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("*/east-1"))
+    if words[0] == "demo":
+        assert done.stderr.count("\n") == 1, "nothing was read, made or started before"
 
 
 def test_a_node_that_traces_names_the_extra_traces(tmp_path: Path) -> None:

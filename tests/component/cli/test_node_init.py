@@ -161,9 +161,11 @@ def test_a_folder_of_files_can_be_copied_to_another_machine(tmp_path: Path) -> N
     assert new_node(here, "east-1", *PAIR, "--peer-token-file", str(tmp_path / "west.token")) != Exit.OK
     (tmp_path / "west.token").write_text("a" * 40)
     (tmp_path / "west.token").chmod(0o600)
-    assert new_node(here, "east-1", *PAIR, "--peer-token-file", str(tmp_path / "west.token")) == Exit.OK
+    more = ["--peer-token-file", str(tmp_path / "west.token"), "--metastore-tls"]
+    assert new_node(here, "east-1", *PAIR, *more) == Exit.OK
     here.rename(there)
     settings = load_file(there / "east-1.toml")
+    assert settings.tls.metastore
     assert settings.tls.key == there / "tls" / "east-1.key"
     assert settings.tokens.admin == there / "tokens" / "admin.token"
     assert settings.sink.peers[0].token_file == tmp_path / "west.token"
@@ -200,6 +202,7 @@ def test_what_an_authority_of_ones_own_has_signed_is_used(tmp_path: Path, capsys
         (["--peer", "http://w:1", "q", "--fullsync"], "--fullsync needs --peer-cluster"),
         (["--peer", "http://w:1", "q", "--peer-cluster", "w", "--fullsync"], "--fullsync needs --queue"),
         (["--peer-ca", "f"], "--peer-ca needs --tls"),
+        (["--metastore-tls"], "--metastore-tls needs --tls"),
         (["--peer", "http://w:1", "q", "--peer-cluster", "a b"], "--peer-cluster: "),
         (["--rack", "a b"], "--rack: "),
         (["--advertise", "a b"], "--advertise: "),

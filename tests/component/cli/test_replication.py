@@ -81,6 +81,36 @@ def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
     assert found["reason"].endswith("node e3: r3; 5 more on other nodes: isthmus queue list")
 
 
+def test_the_reason_of_a_bucket_type_stands_in_its_own_row() -> None:
+    """What holds for one bucket type alone is not said of the others; nodes that know it since different times say the
+    same. A node of a version that names it among the queue's reasons says it of all, as before."""
+    records = {0: led(0, "e1"), 1: led(1, "e2"), 2: replace(led(2, "e1"), bucket_type="orders")}
+    why = "west had no bucket type orders, as it answered {} s ago: its changes wait here"
+
+    def answer(age_s: int, *parts: dict[str, Any]) -> dict[str, Any]:
+        found = node_lag(*parts, reason="serving suspended")
+        found["queues"][0]["held"] = {"orders": why.format(age_s)}
+        return found
+
+    rows = lag_rows({"e1": answer(30, part(0), part(2)), "e2": answer(90, part(1))}, records)
+    assert {row["bucket_type"]: row["reason"] for row in rows} == {
+        "notes": "serving suspended",
+        "orders": f"serving suspended; {why.format(30)}",
+    }
+    old = {"e1": node_lag(part(0), part(2), reason="all in one"), "e2": node_lag(part(1), reason="all in one")}
+    assert {row["reason"] for row in lag_rows(old, records)} == {"all in one"}
+
+
+def test_lag_says_of_a_node_without_the_queue_that_it_has_none() -> None:
+    """A leader whose file lacks the queue offers nothing; that is not a cursor that it does not know yet."""
+    records = {0: led(0, "e1"), 1: led(1, "e2")}
+    other = {"queues": [{**node_lag(part(1))["queues"][0], "queue": "other"}], "proven": []}
+    row = next(row for row in lag_rows({"e1": node_lag(part(0)), "e2": other}, records) if row["queue"] == "q")
+    assert row["reason"].startswith("partition 1: node e2, which leads it, has no queue q")
+    (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag()}, records)
+    assert row["reason"] == "partition 1: node e2 does not know its cursor yet"
+
+
 def one_ledger(**changed: Any) -> dict[str, Any]:
     """A queue's ledger on one node."""
     plain = {"name": "q", **dict.fromkeys(SENT, 1), "outcomes": dict.fromkeys(OUTCOMES, 1), "closes": True, "lost": {},
@@ -146,6 +176,7 @@ def test_a_queue_that_no_cluster_has_fetched_from_has_nothing_to_account_for(
     never = one_ledger(closes=None, partitions_not_known=[0], partitions=[0], fetched=False, backlog=7)
     (row,) = ledger_rows({"e1": [never]}, {}, LED)
     assert (row["state"], row["closes"], row["waiting"]) == ("no-sink", None, 7)
+    assert {row[word] for word in ("collapsed", "collapsed_unseen", "vanished")} == {None}, "nobody counted them"
     listener.respond("/admin/ledger", {"ledger": [row], "unknown": []})
     assert cli.main(["ledger"]) == Exit.OK
     assert "no cluster has fetched from it yet" in capsys.readouterr().out

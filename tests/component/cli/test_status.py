@@ -7,12 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from isthmus.node.cli import status
 from isthmus.node.cli.main import main
-from isthmus.node.http.answer_texts import silent_sentence
+from isthmus.node.cli.status_lines import screen
+from isthmus.node.cli.status_report import StatusAnswers, report
+from isthmus.node.http.answer_texts import links_sentence, silent_sentence
 from tests.support import cluster_answers
 from tests.support.cluster_answers import NOW_MS, cluster_answer, lag_answer, respond_as, sinks_answer
 from tests.support.fake_admin_listener import FakeAdminListener
@@ -168,8 +171,9 @@ def test_what_holds_for_a_part_is_ended_for_that_part(
 def test_failing_links_of_the_asked_node_are_one_warning(
     clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The asked node warns of its own failing links, and the answer about sinks has those of all nodes: each node is
-    named once. Where that answer is missing, the node's warning stays, as does one about another thing."""
+    """The asked node warns of its own failing links, in words of this version or the one before, and the answer about
+    sinks has those of all nodes: they are told once, in one sentence for each source. Where that answer is missing, the
+    node's warning stays, as does one about another thing."""
     listed = "to other clusters, at node west-1: nothing is fetched from a node of east (http://e:1): no"
     answer = cluster_answer("west")
     answer["warnings"] = ["to other clusters, at node west-1: 1 of 1 link fails: refused", listed]
@@ -182,9 +186,34 @@ def test_failing_links_of_the_asked_node_are_one_warning(
         found = [each["sentence"] for each in json.loads(capsys.readouterr().out)["amiss"]]
         return [each for each in found if "west-1" in each]
 
-    assert sorted(amiss()) == ["node west-1: 1 of 1 links fail: refused", listed]
+    links = "fetches from east: 3 of 3 links fail, at nodes west-1, west-2, west-3: refused"
+    assert sorted(amiss()) == [links, listed]
+    answer["warnings"][0] = links_sentence("west-1", "1 of 1 link fails: refused")
+    clusters["west"].respond("/admin/cluster", answer)
+    assert sorted(amiss()) == [links, listed]
     clusters["west"].respond("/admin/sink/nodes", {"error": "no", "reason": "not-ready"}, 503)
     assert sorted(amiss()) == sorted(answer["warnings"])
+
+
+def test_two_nodes_of_one_cluster_are_shown_as_that_cluster(
+    clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who gives two nodes where two clusters are meant sees the cluster, its links and its faults once; what the first
+    node does not tell comes from the second."""
+    other = FakeAdminListener()
+    try:
+        for path, (status, body) in clusters["east"].answers.items():
+            other.respond(path, body, status)
+        clusters["east"].respond("/admin/gaps", {"error": "not now", "reason": "not-ready"}, 503)
+        urls = [each.url for each in (clusters["east"], other, clusters["west"])]
+        arguments = [word for url in urls for word in ("--admin", url)]
+        assert main(["status", "-o", "json", *arguments]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [row["cluster"] for row in found["clusters"]] == ["east", "west"]
+        assert [(row["from"], row["to"]) for row in found["links"]] == [("east", "west"), ("west", "east")]
+        assert found["amiss"] == []
+    finally:
+        other.close()
 
 
 def test_a_cluster_that_does_not_answer_is_named_and_unknown(
@@ -255,6 +284,60 @@ def test_gaps_dead_letters_full_disks_and_certificates_are_amiss(
     assert "! east: queue to-west: 1 gap not proven yet, the oldest of 60.0 s ago" in amiss
     assert "! west: tls.certificate of node west-2 expires in 3 days" in amiss
     assert "! west: dead letters: 3 at west-2 (isthmus sink dead-letters list)" in amiss
+
+
+def answers_of(cluster: str, **changed: Any) -> StatusAnswers:
+    """The answers of a healthy cluster. `changed`: answers by name."""
+    found = {
+        "cluster": cluster_answer(cluster),
+        "health": cluster_answers.health_answer(cluster),
+        "lag": lag_answer(cluster),
+        "sinks": sinks_answer(cluster),
+        "fullsync": cluster_answers.fullsync_answer(cluster),
+    }
+    return StatusAnswers(cluster, {**found, **changed})
+
+
+def test_a_cluster_that_does_not_answer_is_not_called_unasked_nor_never_proven() -> None:
+    """The link from it is unknown, proof included, since it does not answer; the link to it says so, too. It is amiss
+    once, as the cluster without an answer."""
+    silent = StatusAnswers("west", {}, {"cluster": "no node answers: timed out"})
+    found = report([answers_of("east"), silent])
+    to_west, from_west = found["links"]
+    assert from_west["causes"] == ["west does not answer: it alone knows how far east is behind"]
+    assert to_west["causes"] == ["west does not answer: what its sinks do is not known"]
+    lines = screen(found, title="t", at_ms=NOW_MS, width=100, height=None)
+    (shown_link,) = [line for line in lines if "west \u2192 east  to-east" in line]
+    assert shown_link.split()[-3:] == ["unknown", "unknown", "unknown"]
+    assert [row["sentence"] for row in found["amiss"]] == ["no node answers: timed out"]
+
+
+def test_no_proof_is_never_only_while_all_nodes_answer() -> None:
+    """With a node that does not answer it is unknown whether the other cluster was ever proven up to date."""
+    for unknown_at, word in (([], "never"), (["east-3"], "unknown")):
+        lag = lag_answer("east")
+        lag["lag"][0] |= {"proven_ms": None, "proofs_unknown_at": unknown_at}
+        found = report([answers_of("east", lag=lag), answers_of("west")])
+        lines = screen(found, title="t", at_ms=NOW_MS, width=100, height=None)
+        (shown_link,) = [line for line in lines if "east \u2192 west  to-west" in line]
+        assert shown_link.split()[-1] == word
+
+
+def test_an_expired_certificate_is_critical() -> None:
+    """The cluster has a cross and "expired", the finding is critical with the file and what to do; one that expires in
+    some days is a warning."""
+    health = cluster_answers.health_answer("east")
+    words = "tls.certificate of node east-2 has expired on 2026-02-02 02:00Z (/etc/isthmus/east-2.crt)"
+    expired = {"certificates": {"tls.certificate": NOW_MS - 1}, "problems": [words], "urgent": [words]}
+    health["nodes"]["east-2"] = {**health["nodes"]["east-2"], **expired}
+    found = report([answers_of("east", health=health)])
+    (row,) = [row for row in found["amiss"] if row["state"] == "critical"]
+    assert (row["code"], row["subject"], row["sentence"]) == ("certificate", "node east-2", words)
+    assert "put a new certificate in the place of the file" in row["remedy"]
+    lines = screen(found, title="t", at_ms=NOW_MS, width=100, height=None)
+    (shown_cluster,) = [line for line in lines if "east     3 of 3" in line]
+    assert shown_cluster.startswith("\u2717")
+    assert "expired" in shown_cluster
 
 
 def test_a_link_from_a_cluster_that_is_not_asked_is_shown_as_unknown(

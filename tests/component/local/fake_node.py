@@ -1,8 +1,8 @@
 """A fake node: reads its config file, answers the two requests of `local`, and behaves as files in its data directory
 command.
 
-`data/broken` makes it end with an error message; `data/slow` keeps it from being ready, `data/behind` its replicas from
-being in sync.
+`data/broken` makes it end with an error message, `data/forgotten` with the one about an empty metastore; `data/slow`
+keeps it from being ready, `data/behind` its replicas from being in sync.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Handler(BaseHTTPRequestHandler):
 
 if (DATA / "broken").exists():
     sys.exit("isthmus: the data directory is another node's")
+if (DATA / "forgotten").exists():
+    sys.exit("isthmus: the metastore is empty; `isthmus cluster adopt FILE` fills it again")
 for listener in ("http", "admin"):
     host, _, port = SETTINGS["listen"][listener].rpartition(":")
     Thread(target=ThreadingHTTPServer((host, int(port)), Handler).serve_forever).start()

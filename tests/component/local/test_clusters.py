@@ -69,7 +69,7 @@ def test_fixed_ports_that_are_taken_are_reported_before_anything_starts(director
     port = chosen["18099"]  # of east-1's admin listener
     with (
         socket.create_server(("127.0.0.1", port)),
-        pytest.raises(LocalFault, match=rf"port {port} .*east-1\.admin.*--auto-ports"),
+        pytest.raises(LocalFault, match=rf"port {port} on 127.0.0.1, for east-1\.admin, cannot .*--auto-ports$"),
     ):
         LocalClusters(topology, directory, auto_ports=False).up(30)
     assert supervisor_client.running_state(directory) is None
@@ -84,6 +84,27 @@ def test_a_node_that_cannot_start_is_reported_with_its_last_output(directory: Pa
     assert "\n" not in str(caught.value)
     assert supervisor_client.running_state(directory) is None
     assert supervisor_client.recorded_children(directory) == {}
+
+
+def test_zookeepers_that_lost_their_data_go_on_so_that_they_can_be_filled_again(directory: Path) -> None:
+    """Where a node refuses an empty metastore, the nodes are stopped and the ZooKeepers run: the message names the
+    commands that follow. After the adoption the next `up` starts the nodes beside the same ZooKeepers, without `wait`
+    at once."""
+    forgotten = directory / "east-1" / "data" / "forgotten"
+    forgotten.parent.mkdir(parents=True)
+    forgotten.touch()
+    with pytest.raises(LocalFault, match=r"`isthmus cluster adopt [^`]*east-1/node\.toml`") as caught:
+        clusters(directory).up(30)
+    assert "--no-wait" in str(caught.value)
+    left = supervisor_client.recorded_children(directory)
+    assert set(left) == {"zookeeper-east", "zookeeper-west"}
+    forgotten.unlink()
+    result = clusters(directory).up(30, wait=False)
+    assert all(pids(result).values())
+    places.wait_online(directory, places.nodes_of(directory), 30)
+    now = supervisor_client.recorded_children(directory)
+    assert {name: now[name] for name in left} == left
+    assert clusters(directory).down()
 
 
 def test_a_node_that_is_never_ready_is_reported_after_the_time_out(directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -20,12 +21,13 @@ from isthmus.repl.isr.messages import AppendAck, AppendEntries
 from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.isr.states import Failed
-from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.errors import IsthmusError, StorageShort
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.replog.frames import RUN_HEADER_BYTES
 from isthmus.repl.replog.log import RESERVE_BYTES
 from isthmus.repl.runtime import isr_changes
+from isthmus.repl.shortage import DescriptorReserve
 from isthmus.repl.transport.port import LinkMessage
 from tests.component.runtime.test_several_nodes import all_joined, fill, key, put, stored_values
 from tests.support.memory_links import is_entries
@@ -217,6 +219,139 @@ async def test_a_leader_with_a_full_disk_refuses_writes_and_hands_over(
         await eventually(lambda: leader.partition().reason.startswith("out-of-storage"))
         new = await t.led_by_another(leader)
         await put(new, b"k2", b"v")
+        assert not leader.failures
+
+
+@pytest.mark.parametrize(("what", "words"), [
+    ("inodes", "3 free inodes"), ("read-only", "mounted read-only"), ("descriptors", "no files can be opened"),
+    ("store", "the store cannot create a file"),
+])  # fmt: skip
+async def test_whatever_is_short_is_refused_handed_over_and_recovered_from(
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch, what: str, words: str
+) -> None:
+    """H38: a leader that is short of anything refuses writes with the reason, answers reads and hands over; once it is
+    not short any more, it takes part again. No node ends."""
+    monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 2_000)
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        await t.level()
+        descriptors = DescriptorReserve()
+        leader.runtime._disk_full._descriptors = descriptors
+        monkeypatch.setattr(descriptors, "look", lambda: None)
+
+        def set_short(short: bool) -> None:
+            match what:
+                case "inodes":
+                    leader.disk.inodes = 3 if short else None
+                case "read-only":
+                    leader.disk.mounted_read_only = short
+                case "descriptors":
+                    descriptors.short = short
+                case _:
+                    store = leader.runtime.store
+                    monkeypatch.setattr(
+                        store, "shortage", "the store cannot create a file: Disk quota" if short else ""
+                    )
+
+        set_short(True)
+        await eventually(lambda: words in leader.partition().reason)
+        assert leader.partition().reason.startswith("out-of-storage")
+        error = leader.runtime.append(leader.partition(), _an_entry(leader), leader.runtime.time.now_ms())
+        assert error is not None
+        assert error.reason == "out-of-storage"
+        assert words in str(error)
+        assert await leader.coordinator.get(key(b"k")) is not None
+        new = await t.led_by_another(leader)
+        await put(new, b"k2", b"v")
+        assert words in leader.partition().reason
+        set_short(False)
+        await t.level()
+        await eventually(lambda: leader.partition().serves)
+        assert stored_values(leader, b"k2") == [b"v"]
+        assert not any(member.failures for member in t.members.values())
+
+
+async def test_an_epoch_that_cannot_be_written_now_is_written_later(
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without a descriptor or an inode for its identity waits for it; it does not end, and does nothing in the
+    epoch before it is durable."""
+    monkeypatch.setattr("isthmus.repl.runtime.patience.RETRY_S", 0.05)
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        waits = t.followers()[0]
+        note, refused = waits.identity.note_epochs, [0]
+
+        def short(epochs: object) -> None:
+            refused[0] += 1
+            if refused[0] < 4:
+                raise StorageShort("cannot write identity.1: Too many open files")
+            note(epochs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(waits.identity, "note_epochs", short)
+        await t.kill(leader.node)
+        new = await t.led_by_another(leader)
+        await put(new, b"k", b"v")
+        await eventually(lambda: stored_values(waits, b"k") == [b"v"])
+        assert refused[0] >= 4
+        assert waits.identity.partition(0).epoch_seen == new.partition().replica.record.epoch  # type: ignore[union-attr]
+        assert not waits.failures
+
+
+async def test_a_write_waits_for_the_file_that_the_store_needs(
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An accepted write is applied once the store can create its file: the loop is not blocked meanwhile, and new
+    writes are refused."""
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        store, loop = leader.runtime.store, asyncio.get_running_loop()
+        commit, there = store.commit, asyncio.Event()
+
+        def short(prepared: object, *, patient: bool = True) -> None:
+            if not there.is_set():
+                store.shortage = "the store cannot create a file: Too many open files"
+                if not patient:
+                    raise StorageShort(store.shortage)
+                asyncio.run_coroutine_threadsafe(there.wait(), loop).result()
+            commit(prepared)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store, "commit", short)
+        monkeypatch.setattr(store, "takes_at_once", lambda _prepared: True)
+        writing = asyncio.create_task(put(leader, b"k", b"v"))
+        await eventually(lambda: store.shortage != "")
+        error = leader.runtime.append(leader.partition(), _an_entry(leader), leader.runtime.time.now_ms())
+        assert error is not None
+        assert "the store cannot create a file" in str(error)
+        assert not writing.done()
+        there.set()
+        await writing
+        await put(leader, b"k2", b"v")
+        assert not leader.failures
+
+
+async def test_a_checkpoint_that_is_short_is_made_later(
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpointer goes on, and the floors follow once there is a descriptor again."""
+    monkeypatch.setattr("isthmus.repl.runtime.applier.SHORT_PAUSE_S", 0.05)
+    async with start_cluster(tmp_path, checkpoint_interval_ms=100) as t:
+        leader = await t.led()
+        tries = [0]
+        sync_file = leader.runtime.store._disk.sync_file  # type: ignore[attr-defined]
+
+        def short(path: Path) -> None:
+            tries[0] += 1
+            if tries[0] < 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            sync_file(path)
+
+        monkeypatch.setattr(leader.runtime.store._disk, "sync_file", short)  # type: ignore[attr-defined]
+        await put(leader, b"k", b"v")
+        leo = leader.partition().replica.leo
+        await eventually(lambda: leader.runtime.store.durable_floor(0) >= leo)
+        assert tries[0] >= 4
         assert not leader.failures
 
 

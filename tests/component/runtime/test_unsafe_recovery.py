@@ -119,7 +119,7 @@ async def test_a_forced_leader_writes_as_another_actor(tmp_path: Path, start_clu
     """R-ACTOR: what the forced copy lacks may be in other clusters, under the actor that wrote it. The next write has
     another actor, so its clock does not claim to have seen the lost ones; the entries of the earlier one stay."""
 
-    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=1_500)) as t:
         await change_option((await t.led()).metastore, "replication.min.isr", None, Setting(1, "ann", 1))
         leader = await t.led()
         await put(leader, b"one")

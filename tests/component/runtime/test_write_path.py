@@ -319,7 +319,7 @@ async def test_a_write_without_an_outcome_in_time_is_unknown(
         commit = h.runtime.store.commit
 
         def slow(prepared: object) -> None:
-            held.wait(10)
+            held.wait(60)
             commit(prepared)
 
         with monkeypatch.context() as patch:
@@ -346,7 +346,7 @@ async def test_an_answer_that_depends_on_a_pending_entry_waits_for_it(
         commit = h.runtime.store.commit
 
         def slow(prepared: object) -> None:
-            held.wait(10)
+            held.wait(60)
             commit(prepared)
 
         with monkeypatch.context() as patch:

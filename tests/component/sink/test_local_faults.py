@@ -14,10 +14,11 @@ import pytest
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import LocalFault
 from isthmus.sink import worker_pool
+from isthmus.sink.dead_letters import BUSY_TIMEOUT_S
 from isthmus.sink.worker import Slot
 from tests.component.sink.test_operation import sink_of
 from tests.support.sink_pair import SinkPair
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @pytest.mark.timing
@@ -36,7 +37,7 @@ async def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None
         assert sink.overview()["dead_letters"] == {"kept": 1, "given_up": 0}
         assert "dead letters: 1" in sink.status()["reason"]
         assert ("isthmus_sink_dead_letters", {}, 1) in sink.metrics()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < BUSY_TIMEOUT_S
         other.execute("ROLLBACK")
         other.close()
 
@@ -114,7 +115,6 @@ async def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypat
         assert told >= 7
 
 
-@pytest.mark.timing
 async def test_silent_seeds_block_nothing_else_on_the_node() -> None:
     """Requests to seeds wait in threads of their own: the loop's threads unpack the answers of healthy peers."""
 
@@ -123,6 +123,7 @@ async def test_silent_seeds_block_nothing_else_on_the_node() -> None:
         loop.set_default_executor(ThreadPoolExecutor(2))
         with contextlib.ExitStack() as stack:
             silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-            await sink_of(pair, *(f"http://127.0.0.1:{each.getsockname()[1]}" for each in silent))
+            urls = [f"http://127.0.0.1:{each.getsockname()[1]}" for each in silent]
+            await sink_of(pair, *urls, request_timeout_ms=100_000)
             await asyncio.sleep(0.1)
-            await asyncio.wait_for(loop.run_in_executor(None, int), 1)
+            await asyncio.wait_for(loop.run_in_executor(None, int), PATIENCE_S)

@@ -42,9 +42,9 @@ async def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() ->
 
     async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
-        await eventually(lambda: sink._pool.workers == 2)
+        await eventually(lambda: sink.overview()["workers"]["busy"] == 2)
         await sink.set_limits(SinkLimits(workers=1, by="ann", at_ms=7, reason="night"), None)
-        await eventually(lambda: sink._pool.workers == 1)
+        await eventually(lambda: sink.overview()["workers"]["busy"] == 1)
         pair.source.put(*(b"k%d" % n for n in range(40)))
         await pair.equal()
         await sink.stop()

@@ -61,6 +61,10 @@ interval of sharing, and the way."""
 RECONNECT_MS = 500
 """Virtual time after a connection broke within which it is up again, and the follower follows again."""
 
+REPORT_DELAYS_MS = (0, 0, 30, 150)
+"""By how much at most a process hears later from its log that something is durable, one of these for each seed. Then
+one acknowledgement covers the groups of several turns, as on a loop that is busy."""
+
 HAND_OVER_MS = 30_000
 """Virtual time within which a leader hands over: requests to the metastore and answers may still be lost or late."""
 
@@ -102,8 +106,12 @@ class StreamChecks:
             return
         before = self._acknowledged.get(ack.stream, 0)
         self._acknowledged[ack.stream] = max(before, ack.number)
+        counts = process.simulation.counts
+        counts["acknowledged_at_once"] += ack.number > before + 1
         for number in range(before + 1, ack.number + 1):
-            for run in self._groups.pop((ack.stream, number), ()):
+            runs = self._groups.pop((ack.stream, number), ())
+            counts["left_in_an_earlier_group"] += number < ack.number and any(r.partition in ack.left for r in runs)
+            for run in runs:
                 if run.partition not in ack.left:
                     self._check(process, run, number)
 
@@ -442,7 +450,8 @@ class StreamProcess(Process):
         super().stepped(partition, event)
         if isinstance(event, ev.Persisted | ev.Truncated) and not self._durable_due:
             self._durable_due = True
-            self.simulation.after(0, self._durable)
+            late_ms = self.simulation.report_delay_ms
+            self.simulation.after(self.simulation.reports.randint(0, late_ms) if late_ms else 0, self._durable)
 
     def _durable(self) -> None:
         self._durable_due = False
@@ -468,6 +477,8 @@ class StreamSimulation(ClusterSimulation):
         """Nodes whose version has no streams."""
         self.chance = rng
         """Random numbers for cursors."""
+        self.reports = Random(f"reports {seed}")
+        self.report_delay_ms = self.reports.choice(REPORT_DELAYS_MS)
         self.resigned: dict[int, bytes] = {}
         """partition -> the cursor of the last leader that resigned."""
         options.setdefault("shell", StreamProcess)

@@ -39,7 +39,7 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, OutcomeUnknown
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
 from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, WriteResult
-from isthmus.repl.model.vclock import Clock, actor_of, counter_of, pack_counter
+from isthmus.repl.model.vclock import Clock, actor_of, descends, of_partition, pack_counter, partition_prefix
 from tests.simulation.cluster.checkers import Checkers
 from tests.simulation.cluster.clients import Client
 from tests.simulation.cluster.invariants import Violation
@@ -432,10 +432,10 @@ class Sink:
         mine = self.objects.get(key)
         self.objects[key] = obj if mine is None else merge(mine, obj)
 
-    def has_seen(self, key: bytes) -> int:
-        """The newest write of ours in the sink's object of a key, for each of our partitions' actors."""
+    def has_seen(self, key: bytes) -> Clock:
+        """The newest writes of ours in the sink's object of a key, for each incarnation of its partition."""
         obj = self.objects.get(key)
-        return 0 if obj is None else counter_of(obj.clock, self.simulation.actor_of_key[key])
+        return () if obj is None else of_partition(obj.clock, self.simulation.prefix_of_key[key])
 
     def act(self, keys: Sequence[bytes]) -> None:
         """A client of that cluster writes."""
@@ -631,7 +631,7 @@ class QueueSimulation(ClusterSimulation):
         self.chance = Random(f"queues {seed}")
         self.broken: BaseException | None = None
         self.keys: dict[int, list[bytes]] = {}
-        self.actor_of_key: dict[bytes, bytes] = {}
+        self.prefix_of_key: dict[bytes, bytes] = {}
         self.settings = (
             QueueSettings(
                 FIRST,
@@ -662,7 +662,7 @@ class QueueSimulation(ClusterSimulation):
             partition = partition_index(key_hash(BUCKET, name), count)
             if len(self.keys[partition]) < KEY_COUNT:
                 self.keys[partition].append(name)
-                self.actor_of_key[name] = actor_of(ORIGIN, partition)
+                self.prefix_of_key[name] = partition_prefix(ORIGIN, partition)
             number += 1
 
     def sink(self, cluster: bytes, queue: str) -> Sink:
@@ -753,14 +753,14 @@ class QueueSimulation(ClusterSimulation):
         if window.owner_version != machine.owner_version and machine.owner != NO_OWNER:
             # A `place` for the next owner may be applied before a partition serves that owner.
             sinks.append(self.sink(machine.owner, name))
-        actor = actor_of(ORIGIN, partition)
+        prefix = partition_prefix(ORIGIN, partition)
         for row in store.changes(P, 0, ALL_ROWS):
             if row.offset >= window.cursor or any(gap.start <= row.offset < gap.end for gap in window.state.gaps):
                 continue
             data = store.object(P, row.bucket, row.key)
             assert data is not None
-            ours = counter_of(clock_of(data), actor)
-            if ours > max(sink.has_seen(row.key) for sink in sinks):
+            ours = of_partition(clock_of(data), prefix)
+            if not any(descends(sink.has_seen(row.key), ours) for sink in sinks):
                 self.fail(
                     Violation(
                         "I-Q-CURSOR",

@@ -172,6 +172,7 @@ class RowProcess(Process):
             id=P,
             bucket_type=TYPE,
             actor=actor_of(ORIGIN, partition),
+            actor_prefix=actor_of(ORIGIN, partition),
             replica=self.replicas[partition],
             unapplied=SimpleNamespace(pending_rows=pending),
             reaped_pushes=self.refused_pushes,

@@ -44,6 +44,21 @@ def acknowledges_for_partitions_that_left(patch: Patch) -> None:
     patch.setattr(StreamReceiver, "acknowledge", acknowledge)
 
 
+def forgets_who_left_in_earlier_groups(patch: Patch) -> None:
+    """An acknowledgement that covers several groups names the partitions that left in the last one alone."""
+    sound = StreamReceiver.acknowledge
+
+    def acknowledge(self: StreamReceiver, replicas: Any) -> StreamAck | None:
+        waiting = dict(self._unacknowledged)
+        ack = sound(self, replicas)
+        if ack is None:
+            return None
+        last = {run.partition for run in waiting[ack.number]}
+        return ack._replace(left=tuple(partition for partition in ack.left if partition in last))
+
+    patch.setattr(StreamReceiver, "acknowledge", acknowledge)
+
+
 def acknowledges_under_another_request(patch: Patch) -> None:
     """A follower counts runs that it accepted before its latest FollowRequest."""
 
@@ -165,6 +180,7 @@ COMMITS = ("I-APPLY", "I-COMMIT", "I-TRUNC-SAFE", "I-GUARD-COMPLETE")
 DEFECTS = (
     Defect(acknowledges_what_is_not_durable, ACKS, 1),
     Defect(acknowledges_for_partitions_that_left, ACKS, 1),
+    Defect(forgets_who_left_in_earlier_groups, ACKS, 23),
     Defect(commits_with_one_follower, COMMITS, 1),
     Defect(announces_held_partitions, COMMITS, 1),
     Defect(joins_with_entries_missing, ("I-LOG", "I-EPOCH", "I-STREAM", "I-DOT", "log ends at"), 1),

@@ -186,7 +186,7 @@ def forgets_when_it_writes(patch: Patch) -> None:
 
     def write(self: WriteBatch, request: Any, hash64: int) -> tuple[object, int]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(WriteBatch, "_reaped_clock", lambda *_: ())
+            inner.setattr(WriteBatch, "reaped_clock", lambda *_: ())
             return sound(self, request, hash64)
 
     patch.setattr(WriteBatch, "write", write)

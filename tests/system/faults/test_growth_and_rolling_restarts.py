@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from isthmus.repl.http.client import session
+from tests.support.waiting import wait_until
 from tests.system.faults.campaign import READ_TIMEOUT_S, WELL_TIMEOUT_S, compare_copies, fault_context
 from tests.system.faults.cluster import ClusterNode, FaultCluster
 from tests.system.faults.linearizability import Kind, Outcome, check
@@ -59,6 +60,16 @@ def held(cluster: FaultCluster) -> dict[str, int]:
     return {row["name"]: row["replicas"] for row in admin(node, "GET", "/admin/nodes")["nodes"]}
 
 
+def is_gone(cluster: FaultCluster, name: str) -> bool:
+    """Whether every node has seen that a stopped one is no longer registered."""
+    return all(
+        row["state"] != "live"
+        for node in cluster.nodes.values()
+        for row in admin(node, "GET", "/admin/nodes")["nodes"]
+        if row["name"] == name
+    )
+
+
 def under_load(cluster: FaultCluster, chance: random.Random, act: Callable[[], None]) -> History:
     """Clients of the first three nodes write and read while `act` runs. Every write succeeds within its client's
     retries, and the history of each key is linearizable, with a last read of it at each node."""
@@ -97,24 +108,21 @@ def test_growth_from_three_to_five_nodes_and_back_under_load(tmp_path: Path) -> 
             factor = "/admin/bucket-types/default/replication-factor"
             for name in ("n4", "n5"):
                 cluster.add(name)
-            deadline = time.monotonic() + WELL_TIMEOUT_S
-            while len(held(cluster)) < 5:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(lambda: len(held(cluster)) == 5, "both have joined", WELL_TIMEOUT_S)
             ordered(cluster, "/admin/moves", {"kind": "spread"})
-            counts = held(cluster)
-            assert max(counts.values()) - min(counts.values()) <= 1
+            wait_until(lambda: max(held(cluster).values()) - min(held(cluster).values()) <= 1, "an even spread")
             ordered(cluster, factor, {"replication_factor": 5})
-            assert set(held(cluster).values()) == {4}
+            wait_until(lambda: set(held(cluster).values()) == {4}, "five replicas of each partition")
             ordered(cluster, factor, {"replication_factor": 3})
             ordered(cluster, "/admin/nodes/drain", {"nodes": ["n4", "n5"]})
             for name in ("n4", "n5"):
-                assert held(cluster)[name] == 0
+                wait_until(lambda name=name: held(cluster)[name] == 0, f"{name} is empty")  # type: ignore[misc]
                 node = cluster.nodes[name]
                 node.terminate()
                 cluster.remove(name)
+                wait_until(lambda name=name: is_gone(cluster, name), f"{name} is seen as stopped")  # type: ignore[misc]
                 admin(cluster.nodes["n1"], "POST", f"/admin/nodes/{name}/remove", {"by": "a test"})
-            assert held(cluster) == {"n1": 4, "n2": 4, "n3": 4}
+            wait_until(lambda: held(cluster) == {"n1": 4, "n2": 4, "n3": 4}, "both are removed")
             cluster.wait_until_healthy(WELL_TIMEOUT_S)
 
         under_load(cluster, context.chance, grow_and_shrink)

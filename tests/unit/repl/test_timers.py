@@ -12,6 +12,7 @@ import uvloop
 
 from isthmus.queues.long_poll import LongPollWaiters
 from isthmus.repl.timers import DeadlineTimer
+from tests.support.waiting import PATIENCE_S
 
 LOOPS: Final = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -22,7 +23,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[None]], None]:
 
     def on_loop(main: Any) -> None:
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            runner.run(asyncio.wait_for(main, 10))
+            runner.run(asyncio.wait_for(main, PATIENCE_S))
 
     return on_loop
 

@@ -14,16 +14,17 @@ import zstandard
 
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.cluster import ClusterTrees, Incomplete
-from isthmus.aae.exchange.compare import ComparedRow
+from isthmus.aae.exchange.compare import ComparedRow, reaped_row
 from isthmus.aae.exchange.local import LocalTrees
 from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, PartitionHistory, RootsRequest
 from isthmus.aae.ports import LedPartition
 from isthmus.aae.trees.tree import BRANCH_COUNT, HashTree
 from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.clock import SystemTime
-from isthmus.repl.model.entry import leaf
+from isthmus.repl.model.entry import Entry, EntryKind, encode_key_row, leaf, make_entry
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady
 from isthmus.repl.model.keys import key_hash, partition_index, segment_of
+from isthmus.repl.model.objects import Summary
 from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History
 from tests.support.fullsync_fakes import FakeReplicas, FakeRpc
@@ -99,6 +100,26 @@ class FakeMembers:
         return range(COUNT)
 
 
+def a_reap(history: History, name: tuple[bytes, bytes], clock: bytes) -> Entry:
+    """The next entry: the key's row goes, and `clock` is remembered."""
+    before = history.latest.pop(name)
+    entry = make_entry(
+        EntryKind.REAP,
+        history.epoch,
+        len(history.entries),
+        request_id=b"",
+        origin=b"",
+        time_ms=history.time_ms,
+        key_hash=key_hash(*name),
+        previous_offset=before.offset,
+        bucket=name[0],
+        key=name[1],
+        row=encode_key_row(Summary(clock, 0, history.time_ms, 0, 1, True), before.offset),
+    )
+    history.entries.append(entry)
+    return entry
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterable[FakeCluster]:
     """A cluster of 300 keys."""
@@ -132,6 +153,31 @@ async def test_any_node_answers_for_all_of_the_cluster(cluster: FakeCluster) -> 
             )
             for at, branch in enumerate(branches):
                 assert (found[at] == tree.leaves(branch, bits)).all()
+
+
+async def test_remembered_clocks_of_reaped_keys_are_among_the_rows(cluster: FakeCluster) -> None:
+    """Of the requested segments alone, unless the key was written again; a range of times has none, since they have no
+    time. However few rows an answer may hold, each is returned once."""
+
+    gone, again, elsewhere = list(cluster.names)[:3]
+    for number, name in enumerate((gone, again, elsewhere)):
+        history = cluster.histories[cluster.names[name]]
+        cluster.store.write([PartitionStep(cluster.names[name], [a_reap(history, name, b"seen-%d" % number)])])
+    history = cluster.histories[cluster.names[again]]
+    cluster.store.write([PartitionStep(cluster.names[again], [history.put(*again, b"new")])])
+    wanted = tuple(sorted({segment_of(key_hash(*name)) for name in cluster.names if name != elsewhere}))
+    request = ClocksRequest(TYPE, wanted, 20, 0, 0, 1_000)
+    for rows in (1_000, 1):
+        found, left = [], wanted
+        while left:
+            answer = await cluster.cluster_trees().clocks(request._replace(segments=left, rows=rows))
+            found += answer.rows
+            left = left[answer.covered :]
+        assert [row for row in found if row.reaped] == [reaped_row(*gone, b"seen-0")]
+        assert sorted(row[:2] for row in found) == sorted(name for name in cluster.names if name != elsewhere)
+    for times in ({"since_ms": 1}, {"since_ms": 1, "before_ms": 1 << 50}):
+        answer = await cluster.cluster_trees().clocks(request._replace(**times))
+        assert not [row for row in answer.rows if row.reaped]
 
 
 async def test_rows_of_segments_come_whole_and_in_bounded_parts(cluster: FakeCluster) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import structlog.testing
 
-from isthmus.aae.exchange.compare import ComparedRow, DifferenceKind, KeyDifference
+from isthmus.aae.exchange.compare import ComparedRow, DifferenceKind, KeyDifference, reaped_row
 from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.exchange.run import ExchangeActions, ExchangeOutcome, ExchangeScope, run
 from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, RootsRequest, RowsResponse
@@ -22,7 +23,7 @@ from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.entry import leaf
 from isthmus.repl.model.errors import IsthmusError, NotReady, PeerFault
 from isthmus.repl.model.keys import Key, key_hash
-from isthmus.repl.model.vclock import encode_clock
+from isthmus.repl.model.vclock import actor_of, encode_clock
 
 CLOCK = encode_clock(((b"a" * 20, 1, 0),))
 
@@ -44,6 +45,8 @@ class FakeEnd:
             raise self.failures[step]
         tree = HashTree()
         for r in self.rows:
+            if r.tombstone:
+                continue
             tree.change(key_hash(r.bucket, r.key) >> 44, leaf(r.bucket, r.key, r.clock, r.hash64, tombstone=False))
         return tree
 
@@ -165,10 +168,20 @@ class FakeRepairs:
     """Queues that take everything."""
 
     refused_total = 0
+    waiting_count = 0
+    remembered: frozenset[Key] = frozenset()
 
     def refused_count(self, queue: str) -> int:
         """See Repairs."""
         return self.refused_total
+
+    async def recall(self, keys: Sequence[Key]) -> set[Key]:
+        """See Repairs."""
+        return self.remembered.intersection(keys)
+
+    def waiting(self, queue: str) -> int:
+        """See Repairs."""
+        return self.waiting_count
 
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
         """See Repairs."""
@@ -213,6 +226,123 @@ async def test_a_check_reports_repairs_that_were_refused_before() -> None:
     sink.rows = source.rows
     taking.refused_total = 2
     assert (await checker.check(check, Findings())).reason == ""
+
+
+def a_checker(source: FakeEnd, sink: FakeEnd, taking: FakeRepairs, **settings: Any) -> PeerChecker:
+    """A checker that does not wait."""
+    west = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0, **settings)
+    return PeerChecker(west, source=source, sink=sink, repairs=taking, random=Random(1), own=OWN)  # type: ignore[arg-type]
+
+
+OWN, OTHER = b"east-cluster-016", b"west-cluster-016"
+ALL = PeerCheck("default", CheckKind.ALL, None, "", 10_000)
+
+
+class PushedRepairs(FakeRepairs):
+    """Queues that note what they took."""
+
+    def __init__(self) -> None:
+        self.pushed: list[Key] = []
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> int:
+        """See Repairs."""
+        self.pushed += keys
+        return len(keys)
+
+
+async def test_the_tombstone_of_a_reaped_key_is_written_again_before_it_is_sent() -> None:
+    """The other side has a value that a removed tombstone had seen: this side recalls the tombstone and queues the key.
+    Where that does not succeed the key is not queued, and the verdict is not `repaired`."""
+    clock = encode_clock(((actor_of(OWN, 0), 2, 0),))
+    source, sink = FakeEnd(reaped_row(b"b", b"k", clock), row(b"b", b"new", 5_000)), FakeEnd()
+    sink.rows = [row(b"b", b"k", 4_000)._replace(clock=encode_clock(((actor_of(OWN, 0), 1, 0),)))]
+    key, new = Key(b"default", b"b", b"k"), Key(b"default", b"b", b"new")
+    for remembered, verdict in ((frozenset({key}), ExchangeVerdict.REPAIRED), (frozenset(), ExchangeVerdict.DIFFERING)):
+        taking = PushedRepairs()
+        taking.remembered = remembered
+        checker = a_checker(source, sink, taking)
+        ended = await checker.check(ALL, Findings())
+        assert ended.verdict is verdict
+        assert set(taking.pushed) == {new, *remembered}
+        assert checker.named[b"default"].keys[b"b", b"k"] == "behind@sink"
+        assert checker.modified_ms == [5_000], "the memory of a delete has no time to learn from"
+        if not remembered:
+            assert ended.reason == "1 key differs and was not queued"
+
+
+async def test_the_side_that_lacks_the_delete_does_not_call_it_repaired() -> None:
+    """The other side remembers that the key was deleted: it is ahead, and nothing is queued here. A bidirectional peer
+    is asked for it."""
+    clocks = [encode_clock(((actor_of(OTHER, 0), count, 0),)) for count in (1, 2)]
+    source, sink = FakeEnd(row(b"b", b"k", 4_000)._replace(clock=clocks[0])), FakeEnd(reaped_row(b"b", b"k", clocks[1]))
+    taking = PushedRepairs()
+    ended = await a_checker(source, sink, taking).check(ALL, Findings())
+    assert (ended.verdict, taking.pushed) == (ExchangeVerdict.UP_TO_DATE, [])
+    assert ended.reason == "all of ours is there; only there or newer there: 1 key"
+    asked: list[tuple[bytes, bytes]] = []
+
+    async def repair(_queue: str, _bucket_type: bytes, names: Sequence[tuple[bytes, bytes]]) -> int:
+        asked.extend(names)
+        return len(names)
+
+    sink.repair = repair  # type: ignore[attr-defined]
+    ended = await a_checker(source, sink, taking, bidirectional=True, peer_queue="to-east").check(ALL, Findings())
+    assert (ended.verdict, asked, taking.pushed) == (ExchangeVerdict.REPAIRED, [(b"b", b"k")], [])
+
+
+async def test_a_repair_without_effect_is_named_instead_of_called_repaired() -> None:
+    """The receiving cluster drops what is sent. After two checks that queued the key, a third one that finds both rows
+    unchanged names it, with what helps; one that has changed, and one whose reference still waits, is no such key."""
+    source, sink, taking = FakeEnd(row(b"b", b"dropped", 5_000), row(b"b", b"moving", 5_000)), FakeEnd(), FakeRepairs()
+    checker = a_checker(source, sink, taking)
+
+    async def checked() -> ExchangeOutcome:
+        source.rows[1] = source.rows[1]._replace(hash64=source.rows[1].hash64 + 1)
+        return await checker.check(ALL, Findings())
+
+    for _ in range(2):
+        first = await checked()
+        assert (first.verdict, first.reason, first.refused) == (ExchangeVerdict.REPAIRED, "", 0)
+        assert checker.ineffective_of(Key(b"default", b"b", b"dropped")) == ""
+    taking.waiting_count = 1
+    assert (await checked()).verdict is ExchangeVerdict.REPAIRED, "its reference waits: nothing was dropped yet"
+    taking.waiting_count = 0
+    for _ in range(2):
+        ended = await checked()
+        assert (ended.verdict, ended.refused, ended.findings.queued) == (ExchangeVerdict.DIFFERING, 1, 2)
+        assert ended.reason.startswith("1 key was queued by 2 checks before and did not change (b'b'/b'dropped'): ")
+        assert "write or delete it again" in ended.reason
+    assert "1 key was queued by 2 checks" in checker.ineffective_of(Key(b"default", b"b", b"dropped"))
+    assert checker.ineffective_of(Key(b"default", b"b", b"moving")) == ""
+    hour = PeerCheck("default", CheckKind.HOUR, TimeRange(9_000, 0), "", 10_000)
+    await checker.check(hour, Findings())
+    assert (await checked()).refused == 1, "a check of other times has not looked at it"
+    sink.rows = list(source.rows)
+    assert (await checker.check(ALL, Findings())).reason == ""
+    sink.rows = []
+    assert (await checked()).verdict is ExchangeVerdict.REPAIRED, "it was equal in between"
+
+
+@pytest.mark.parametrize("kind", [CheckKind.ALL, CheckKind.HOUR])
+async def test_a_key_whose_delete_may_be_forgotten_is_named_and_proves_nothing(kind: CheckKind) -> None:
+    """Only the other side has it, as this cluster wrote it, and no delete of it is known here: it was lost, or reaped
+    so long ago that it is forgotten. The other side may lack a delete, so it is not called up to date, by a check of
+    other times neither. Keys that the other side wrote alone, or since, are its own."""
+    mine, theirs = (encode_clock(((actor_of(uuid, 0), 1, 0),)) for uuid in (OWN, OTHER))
+    both = encode_clock(((actor_of(OWN, 0), 1, 0), (actor_of(OTHER, 0), 1, 0)))
+    rows = [row(b"b", b"%d" % n, 5_000)._replace(clock=mine) for n in range(5)]
+    others = [row(b"b", name, 5_000)._replace(clock=clock) for name, clock in ((b"theirs", theirs), (b"since", both))]
+    check = PeerCheck("default", kind, None if kind is CheckKind.ALL else TimeRange(9_000, 0), "", 10_000)
+    ended = await a_checker(FakeEnd(), FakeEnd(*others), FakeRepairs()).check(check, Findings())
+    assert ended.verdict is ExchangeVerdict.UP_TO_DATE
+    ended = await a_checker(FakeEnd(), FakeEnd(*rows, *others), FakeRepairs()).check(check, Findings())
+    if kind is not CheckKind.ALL:
+        assert ended.verdict is ExchangeVerdict.INCOMPLETE
+        return
+    assert ended.verdict is ExchangeVerdict.DIFFERING
+    assert ended.findings.ahead == 2
+    named = "b'b'/b'0', b'b'/b'1', b'b'/b'2' and 2 more"
+    assert f"5 keys are missing here, and as this cluster wrote them there ({named}): lost here, or" in ended.reason
 
 
 class FullRepairs(FakeRepairs):

@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from isthmus.aae.reconcile import compare_tasks
+from isthmus.aae.reconcile.client import QueuePosition
 from isthmus.aae.reconcile.compare_range import RangeRows, SideSpec
 from isthmus.aae.reconcile.compare_tasks import FURTHER_LOOKS_MAX, Job
 from isthmus.aae.reconcile.findings import encode_candidates
@@ -82,6 +83,57 @@ def test_looks_are_bounded_and_a_side_that_goes_is_not_called_a_loss(monkeypatch
     assert "still-arriving" in found["error"]
     found = looked(monkeypatch, Rows(4))
     assert (found["transient"], found["diverged"], found["unreachable"]) == (4, 0, 2)
+    assert "gone" in found["error"]
+
+
+HELD: Final = QueuePosition("to-right", "right", "any", "serving is suspended by ann: a look", {0: 4, 1: None})
+
+
+def waiting(monkeypatch: pytest.MonkeyPatch, *queues: QueuePosition, places: Any = None) -> dict[str, Any]:
+    """The row of a second look at KEYS, which the right side lacks: key n changed at offset n of partition 0."""
+    rows = Rows(0)
+    monkeypatch.setattr(compare_tasks, "read_runs", rows.read)
+    known = {(b"b", key): (0, number) for number, key in enumerate(KEYS)}
+    monkeypatch.setattr(compare_tasks, "places_of", places or (lambda _side, _runs: known))
+    payload = encode_candidates([CandidateKey(b"b", key, ROW, None) for key in KEYS], [], 1)
+    return compare_tasks._second(JOB._replace(to_right=queues), 0, payload)
+
+
+def verdicts_of(found: dict[str, Any]) -> list[str]:
+    """The verdicts of KEYS, in order."""
+    by_key = {row["key"]: row["verdict"] for row in found["findings"]}
+    return [by_key[key] for key in KEYS]
+
+
+def test_keys_above_the_cursor_of_a_queue_wait_and_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys whose change the other cluster has not acknowledged are `waiting`, those below its cursor are `diverged`;
+    the chunk stays open, and names the queue with what holds it."""
+    found = waiting(monkeypatch, HELD)
+    assert verdicts_of(found) == ["diverged"] * 4 + ["waiting"] * 2
+    assert (found["diverged"], found["transient"], found["unreachable"], found["candidates"]) == (4, 0, 0, 6)
+    assert found["error"] == "waiting: 2 in queue to-right to right: serving is suspended by ann: a look"
+
+
+def test_without_a_queue_that_offers_a_key_it_cannot_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No queue, one whose filter leaves the bucket out, and one that all have passed: the keys are lost."""
+    for queues in ((), (HELD._replace(filter="bucketname:other"),), (HELD._replace(cursors={0: 6}),)):
+        found = waiting(monkeypatch, *queues)
+        assert verdicts_of(found) == ["diverged"] * 6
+        assert found["error"] == ""
+
+
+def test_a_position_that_is_not_known_claims_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the cursor of a partition its keys wait; where the offsets of the keys cannot be read they are
+    unreachable."""
+    found = waiting(monkeypatch, HELD._replace(cursors={0: None}, reason=""))
+    assert verdicts_of(found) == ["waiting"] * 6
+    assert "how far it is acknowledged is not known" in found["error"]
+
+    def gone(_side: SideSpec, _runs: Any) -> Any:
+        raise PeerFault("gone")
+
+    found = waiting(monkeypatch, HELD, places=gone)
+    assert verdicts_of(found) == ["unreachable"] * 6
     assert "gone" in found["error"]
 
 

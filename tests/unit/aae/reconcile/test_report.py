@@ -100,7 +100,7 @@ def test_counts_of_a_run_that_goes_on() -> None:
         return 1, ChunkResult(chunk, "", **{**zero, **counts})
 
     first = {1: look(1, match=5, candidates=3, filtered=1), 2: look(2, match=4, candidates=2)}
-    second = {1: look(1, transient=1, diverged=1, unreachable=1)}
+    second = {1: look(1, candidates=3, transient=1, diverged=1, unreachable=1)}
     assert counts_so_far(RunProgress(first, second, {}, 0, 2)) == {
         "match": 9, "transient": 1, "diverged": 1, "filtered": 1, "unreachable": 1, "waiting": 2,
     }  # fmt: skip

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from isthmus.config.text import as_it_answered
 from isthmus.node.http.answer_texts import milliseconds, percent, silent_sentence, without_age
 from isthmus.node.services.cluster_status import silent
-from isthmus.sink import status
 
 
 def test_the_warning_about_a_silent_node_is_recognised() -> None:
@@ -18,7 +18,7 @@ def test_the_warning_about_a_silent_node_is_recognised() -> None:
 
 def test_the_age_of_an_answer_is_removed() -> None:
     """Any age is removed; the rest of the reason stays."""
-    assert without_age(status.as_it_answered("the source is suspended", 12_345)) == "the source is suspended"
+    assert without_age(as_it_answered("the source is suspended", 12_345)) == "the source is suspended"
     assert without_age("nothing was fetched yet") == "nothing was fetched yet"
 
 

@@ -72,6 +72,7 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
         ("POST", "/rows", {R, P}),
         ("POST", "/rows/changes", {R, P}),
         ("GET", "/rows/plan", {R, P}),
+        ("GET", "/rows/queues", {R, P}),
         ("POST", "/batch/push", {P}),
         ("POST", "/batch/push/", {P}),
         ("GET", "/cluster/nodes", set(TokenRole)),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from isthmus.config.settings import QueueSettings
+from isthmus.queues.source_queue import SILENT_MS
 from isthmus.queues.window import HELD_BACK_ROWS
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
@@ -164,3 +167,33 @@ async def test_changes_refused_and_not_stored_by_the_sink_are_a_gap() -> None:
         await queue_node.eventually(lambda: len(queue_node.acts.gaps()) == 2)
         (lost,) = [one for one in queue_node.acts.gaps() if one["partition"] is None]
         assert (lost["what"], lost["priority"], lost["count_at_least"]) == ("refused", FULL_SYNC, 1)
+
+
+async def test_what_a_sink_said_that_does_not_ask_any_more_has_an_age() -> None:
+    """While the sink asks, the reason says what it lacks; once it is silent, what it lacked and how long ago that was:
+    the type may have been made there since. The reason of the queue as a whole does not name the type; that of the type
+    does."""
+    async with audited_node(QueueSettings("q")) as queue_node:
+        two_types(queue_node)
+        await queue_node.crash()
+        await queue_node.start()
+        queue_node.put(b"o1", partition=MISSING)
+        queue_node.put(b"d1", partition=HERE)
+        orders = [Key(b"orders", BUCKET, b"o1")]
+        assert await queue_node.drain(types=DEFAULT) == [b"d1"]
+        await queue_node.eventually(lambda: queue_node.queues.named("q").machine.held_back_since())
+
+        async def reasons() -> tuple[str, str]:
+            (row,) = [row for row in await queue_node.acts.lags() if row["queue"] == "q"]
+            assert "orders" not in row["reason"]
+            (listed,) = [row for row in await queue_node.acts.listing() if row["name"] == "q"]
+            assert row["held"]["orders"] in listed["reason"]
+            with pytest.raises(NotReady) as refused:
+                await queue_node.acts.push("q", orders, FULL_SYNC, 0)
+            return row["held"]["orders"], str(refused.value)
+
+        for text in await reasons():
+            assert "west has no bucket type orders: its changes wait here" in text
+        await asyncio.sleep(SILENT_MS / 1000 + 5)
+        for text in await reasons():
+            assert "west had no bucket type orders, as it answered 25 s ago: its changes wait here" in text

@@ -8,8 +8,9 @@ from random import Random
 import pytest
 
 from isthmus.repl.replog.log import FileLog
-from tests.support.log_history import Listener, entries, kill, open_log, wait_until
+from tests.support.log_history import Listener, entries, kill, open_log
 from tests.support.memory_disk import MemoryDisk
+from tests.support.waiting import wait_until
 
 
 def fill(log: FileLog, listener: Listener, partition: int, epoch: int, count: int, size: int = 150) -> None:

@@ -113,7 +113,7 @@ class ThreadRecordingStore(MemoryStore):
     def takes_at_once(self, prepared: Any) -> bool:
         return self.accepts_inline
 
-    def commit(self, prepared: Any) -> None:
+    def commit(self, prepared: Any, *, patient: bool = True) -> None:
         if self.refuses:
             raise LocalFault("no room")
         self.threads.append(threading.current_thread().name)

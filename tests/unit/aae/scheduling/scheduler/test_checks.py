@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -80,6 +80,7 @@ class FakeChecker(PeerChecker):
         self.modified_ms = []
         self.buckets = set()
         self.named = {}
+        self.sent = {}
         self.differences = self.unexplained = 0
         self.unseen = ""
         self.lacking: set[str] = set()
@@ -440,6 +441,16 @@ class FakeRepairs(Repairs):
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
+        self.remembered: set[Key] = set()
+        self.waiting_count = 0
+
+    async def recall(self, keys: Sequence[Key]) -> Collection[Key]:
+        """See Repairs."""
+        return self.remembered.intersection(keys)
+
+    def waiting(self, queue: str) -> int:
+        """See Repairs."""
+        return self.waiting_count
 
     def refused_count(self, queue: str) -> int:
         """See Repairs."""

@@ -105,7 +105,7 @@ def an_admin(
         queues=actor,
         sink=actor,
         fullsync=actor,
-        credentials=SimpleNamespace(problems=list),
+        credentials=SimpleNamespace(problems=list, urgent=list),
     )
 
     return AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from isthmus.repl.store.checkpoint import FLOORS_NAME, read_floors
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
 from tests.support.log_history import CLUSTER, Listener, entries
+from tests.support.waiting import wait_until
 
 BOOT = "one boot"
 STEPS = ((creating._Backup, "_floors"), (StoreCopier, "cut"), (LogCopier, "cut"), (creating._Backup, "_identity"))
@@ -81,10 +81,7 @@ class RunningNode:
     def trim(self) -> None:
         """Delete the log's files below the applied end, which the log does in a thread."""
         self.log.trim({0: self.end})
-        deadline_s = time.monotonic() + 10
-        while self.log.start_of(0) == 0:
-            assert time.monotonic() < deadline_s, "the log is not trimmed"
-            time.sleep(0.005)
+        wait_until(lambda: self.log.start_of(0), "the log is trimmed")
 
     def close(self) -> None:
         """End it as a kill would."""

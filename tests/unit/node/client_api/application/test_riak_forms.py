@@ -330,6 +330,7 @@ def test_the_resource_list_names_what_is_answered(client_api):
         page = client_api.call("GET", "/", headers={} if accept is None else {"accept": accept})
         assert page.headers["content-type"].startswith("text/html"), accept
         assert b"<li>riak_kv_wm_object: <code>/buckets/{bucket}/keys/{key}</code></li>" in page.body
+        assert page.body.index(b"listener for applications") < page.body.index(b"riak_kv_wm"), "people first"
         links = re.findall(rb'href="([^"]*)"', page.body)
         assert links
         assert {client_api.call("GET", link.decode()).status for link in links} == {200}, "a link of the page answers"

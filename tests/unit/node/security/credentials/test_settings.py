@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from isthmus.config.warnings import warnings_of
 from isthmus.node.cli import main as cli
 from isthmus.node.local import dev_certificates
 from isthmus.node.security import certificates
+from isthmus.node.security import credentials as credentials_module
 from isthmus.node.security.credentials import NodeCredentials, file_faults
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.tls import NodeName
@@ -101,6 +103,24 @@ def test_a_near_expiry_is_reported(tmp_path: Path) -> None:
     told = locks.problems()
     assert any(each.startswith("tls.certificate of node a expires on") for each in told)
     assert not NodeCredentials(loaded(tmp_path, tls(more='expiry_warning = "1d"\n'))).problems()
+
+
+def test_a_certificate_that_has_expired_or_is_about_to_is_urgent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With three days left it is a problem, with less than two, or none, an urgent one; its file is named."""
+    dev_certificates.make_certificates(tmp_path, [NodeName("c", "a")], days=3)
+    locks = NodeCredentials(loaded(tmp_path, tls()))
+    now_s = time.time()
+    found = []
+    for later_days in (0, 1.5, 4):
+        monkeypatch.setattr(credentials_module.time, "time", lambda later_days=later_days: now_s + later_days * 86_400)
+        assert set(locks.urgent()) <= set(locks.problems())
+        found.append([each for each in locks.urgent() if each.startswith("tls.certificate of node a")])
+    assert found[0] == []
+    assert "expires on" in found[1][0]
+    assert "has expired on" in found[2][0]
+    assert str(tmp_path) in found[2][0]
 
 
 @pytest.mark.parametrize(

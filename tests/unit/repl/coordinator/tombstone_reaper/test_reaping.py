@@ -8,22 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgpack
 import pytest
 
 from isthmus.config.settings import ListenSettings, QueueSettings
 from isthmus.repl.coordinator import tombstone_reaper
-from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.coordinator.tombstone_reaper import ReapBatch, Reaper
 from isthmus.repl.model.entry import EntryKind
-from isthmus.repl.model.errors import OutcomeUnknown
+from isthmus.repl.model.errors import CodecError, OutcomeUnknown, TooFewInSync
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
 from isthmus.repl.model.properties import DEFAULTS, Properties, TypeProperties
 from isthmus.repl.model.record import Member, PartitionRecord
 from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest
-from isthmus.repl.model.vclock import actor_of, descends, increment, pack_counter
+from isthmus.repl.model.vclock import actor_of, decode_clock, descends, increment, pack_counter
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.store.port import REAPED
 from isthmus.repl.store.reaped_keys import REMEMBERED_MAX, ReapedWindows
+from isthmus.repl.unforeseen import unforeseen
 from tests.support.coordinator_cluster import LIMITS, OTHER, UUID, Cluster, cluster, keys_of
 
 pytestmark = pytest.mark.virtual_time
@@ -544,8 +546,10 @@ async def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool)
         assert descends(decode_object(written.payload).clock, second.clock)
 
 
-async def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
-    """This holds even if its clock has seen more than the reaped tombstone: no object without a sibling is stored."""
+async def test_a_push_that_only_has_what_is_gone_is_answered_with_the_tombstone() -> None:
+    """Its clock has seen more than the reaped tombstone, and none of its values stays: the tombstone is written once
+    more over both, as a change of this cluster, as it would be merged if it still existed. Otherwise the pusher would
+    keep the value for ever."""
 
     async with reaping_cluster() as w:
         coordinator = w.made.coordinators["n1"]
@@ -556,8 +560,14 @@ async def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
         await w.wait_until_removed()
         more = increment(value.clock, actor_of(THIRD_CLUSTER, 0), pack_counter(1, 1), 3)
         item = PushItem(KEY, THIRD_CLUSTER, encode_object(Object(more, value.siblings)))
+        assert (await coordinator.push([item]))[0].outcome is PushOutcome.MERGED
+        found = w.in_store()
+        assert found is not None
+        assert found.deleted
+        assert descends(found.clock, more)
+        assert descends(found.clock, tombstone.clock)
+        assert w.made.store.changes(0, 0, 10)[-1].origin == UUID
         assert (await coordinator.push([item]))[0].outcome is PushOutcome.SUPERSEDED
-        assert w.in_store() is None
 
 
 async def test_a_late_push_of_a_key_without_local_writes_resurrects_nothing() -> None:
@@ -636,3 +646,130 @@ async def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> Non
         assert [r.outcome for r in await coordinator.push([leaving])] == ["superseded"]
         unknown = leaving._replace(key=SECOND)
         assert [r.outcome for r in await coordinator.push([unknown])] == ["superseded" if taken else "applied"]
+
+
+async def reaped(w: ReapingCluster, *keys: Key) -> list[bytes]:
+    """Writes, deletes and reaps keys; returns the clocks of their values."""
+    clocks = []
+    for key in keys:
+        clocks.append((await w.made.coordinators["n1"].write(WriteRequest(key, Content(b"v")))).clock)
+        await w.made.coordinators["n1"].write(WriteRequest(key, TOMBSTONE))
+        assert (await w.reapers["n1"].ask(key)).outcome == "reaped"
+        await w.wait_until_removed(key)
+    return clocks
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+async def test_the_tombstone_of_a_reaped_key_is_written_once_more_when_full_sync_needs_it(node: str) -> None:
+    """At any node, once: it has seen all that the removed one had, is applied when the call returns, and counts as this
+    cluster's change, so that every queue offers it. A key that was written again, that never was, and one that is
+    forgotten are passed over."""
+
+    async with reaping_cluster() as w:
+        (clock,) = await reaped(w, KEY)
+        await reaped(w, SECOND)
+        await w.made.coordinators["n1"].write(WriteRequest(SECOND, Content(b"again")))
+        assert await w.reapers[node].recall([KEY, SECOND, THIRD]) == {KEY}
+        found = w.in_store()
+        assert found is not None
+        assert found.deleted
+        assert descends(found.clock, decode_clock(clock))
+        change = w.made.store.changes(0, 0, 100)[-1]
+        assert (change.origin, change.kind, change.key) == (UUID, EntryKind.DATA, KEY.key)
+        end = w.made.runtimes["n1"].partitions[0].replica.leo
+        assert await w.reapers[node].recall([KEY]) == set(), "it is there already"
+        assert w.made.runtimes["n1"].partitions[0].replica.leo == end
+        assert w.reapers["n1"].recalled_count == 1
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped", "it goes again by the rules of every tombstone"
+        await w.wait_until_removed()
+        w.made.store._remembered.reaped = ReapedWindows()
+        assert await w.reapers[node].recall([KEY]) == set()
+
+
+async def test_a_recalled_tombstone_is_announced_where_reaps_are() -> None:
+    """With `repl_reap` the other cluster learns with the tombstone that it is leaving."""
+
+    async with reaping_cluster(DEFAULTS._replace(repl_reap=True)) as w:
+        await reaped(w, KEY)
+        w.queues.offering, w.queues.waiting = True, "queue west waits"
+        assert await w.reapers["n2"].recall([KEY]) == {KEY}
+        assert w.made.store.changes(0, 0, 100)[-1].kind == EntryKind.LEAVING
+        w.queues.waiting = ""
+        await w.wait_until_removed()
+
+
+async def test_a_recall_that_is_not_applied_is_not_reported_as_done() -> None:
+    """Refused by the core, dropped by a change of leader, too slow, or at a node that cannot be reached or does not
+    know the request: the key is left for the next check, and other keys are recalled."""
+
+    async with reaping_cluster() as w:
+        other = keys_of(2, 1)[0]
+        for key in (KEY, other):
+            await reaped_in(w, key)
+        runtime = w.made.runtimes["n1"]
+        w.made.wire.down.add("n1")
+        assert await w.reapers["n2"].recall([KEY]) == set()
+        w.made.wire.down.clear()
+        handlers = w.made.wire.handlers["n1"]
+        known = handlers.pop(tombstone_reaper.RECALL)
+        handlers[tombstone_reaper.RECALL] = unknown_request
+        assert await w.reapers["n2"].recall([KEY]) == set()
+        handlers[tombstone_reaper.RECALL] = known
+        runtime.refusal = TooFewInSync("few")
+        assert await w.reapers["n2"].recall([KEY]) == set()
+        runtime.refusal = None
+        runtime.hold = True
+        assert await w.reapers["n1"].recall([KEY]) == set(), "nothing is applied within the time-out"
+        runtime.partitions[0].unapplied.clear_pending_rows()
+        asked = asyncio.ensure_future(w.reapers["n1"].recall([KEY, other]))
+        await asyncio.sleep(0.01)
+        runtime.apply(runtime.partitions[2])
+        runtime.step_down(0)
+        assert await asked == {other}
+
+
+async def test_a_key_whose_recall_meets_a_defect_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that nobody foresaw ends the recall of one key; the other one is written again."""
+
+    async with reaping_cluster() as w:
+        await reaped(w, KEY, SECOND)
+        sound = ReapBatch.recall
+
+        def recall(self: ReapBatch, key: Key, hash64: int) -> bool:
+            if key == KEY:
+                raise ValueError("nobody foresaw this")
+            return sound(self, key, hash64)
+
+        monkeypatch.setattr(ReapBatch, "recall", recall)
+        assert await w.reapers["n1"].recall([KEY, SECOND]) == {SECOND}
+        assert "reap.recall_bug" in {defect.event for defect in unforeseen.recent()}
+
+
+async def unknown_request(_node: str, _body: bytes) -> bytes:
+    """The answer of a version that does not know a request."""
+    raise CodecError("not a request that this node knows")
+
+
+async def reaped_in(w: ReapingCluster, key: Key) -> None:
+    """Writes, deletes and reaps a key of any partition that n1 leads."""
+    w.reapers["n1"].leadership(2, True, 0)
+    runtime = w.made.runtimes["n1"]
+    runtime.partitions[2].replica.record = runtime.partitions[0].replica.record
+    await w.made.coordinators["n1"].write(WriteRequest(key, Content(b"v")))
+    await w.made.coordinators["n1"].write(WriteRequest(key, TOMBSTONE))
+    assert (await w.reapers["n1"].ask(key)).outcome == "reaped"
+    await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xc1", msgpack.packb({}), msgpack.packb([[b"t", b"b"]]), msgpack.packb([[b"t", b"b", "k"]]),
+     msgpack.packb([[b"t", b"b", b"k"]] * (tombstone_reaper.RECALLS_AT_ONCE + 1))],
+    ids=["empty", "no msgpack", "a map", "no key", "a text", "too many"],
+)  # fmt: skip
+async def test_a_recall_of_a_wrong_shape_is_refused(body: bytes) -> None:
+    """Other nodes may be of another version, or not what they say."""
+
+    async with reaping_cluster() as w:
+        with pytest.raises(CodecError, match=r"not a kv\.recall request"):
+            await w.made.wire.handlers["n1"][tombstone_reaper.RECALL]("n2", body)

@@ -17,8 +17,9 @@ from isthmus.repl.replog import log as log_module
 from isthmus.repl.replog import writer as writer_module
 from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.replog.log import BARRIERS_BYTES, FileLog
-from tests.support.log_history import CLUSTER, DIRECTORY, Listener, entries, kill, open_log, wait_until
+from tests.support.log_history import CLUSTER, DIRECTORY, Listener, entries, kill, open_log
 from tests.support.memory_disk import MemoryDisk
+from tests.support.waiting import wait_until
 
 
 def failing(step: str, error: OSError, after: int = 0) -> Callable[[str], OSError | None]:

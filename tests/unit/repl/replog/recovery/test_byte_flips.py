@@ -10,8 +10,9 @@ import pytest
 from isthmus.repl.model.entry import EntryKind, make_entry
 from isthmus.repl.replog.frames import FILE_HEADER_BYTES, EntryRunKind
 from isthmus.repl.replog.log import FileLog
-from tests.support.log_history import History, Listener, entries, kill, open_log, wait_until, whole_frames
+from tests.support.log_history import History, Listener, entries, kill, open_log, whole_frames
 from tests.support.memory_disk import File, MemoryDisk
+from tests.support.waiting import wait_until
 
 FLIPS = (0x01, 0x80, 0xFF)
 

@@ -22,16 +22,15 @@ from isthmus.repl.replog.reader import SEARCH_BYTES, LogFileReader
 from isthmus.repl.replog.recovery import recover
 from tests.support.log_history import (
     CLUSTER,
-    DEADLINE_S,
     DIRECTORY,
     Listener,
     entries,
     kill,
     open_log,
-    wait_until,
     whole_frames,
 )
 from tests.support.memory_disk import MemoryDisk
+from tests.support.waiting import PATIENCE_S, wait_until
 
 FIRST = "0000000000000001.log"
 SECOND = "0000000000000002.log"
@@ -221,7 +220,7 @@ def test_a_frame_is_reported_before_room_is_made() -> None:
 
     class Slow(MemoryDisk):
         def allocate(self, fd: int, position: int, length: int) -> None:
-            assert answer.wait(DEADLINE_S)
+            assert answer.wait(PATIENCE_S)
             super().allocate(fd, position, length)
 
     disk = Slow()

@@ -1,0 +1,68 @@
+"""Wire format of the counters that two clusters tell each other: one msgpack map, as request and as answer.
+
+`POST /queues/NAME/counters`: the fetching cluster tells what it holds of the source's actors, and the answer what the
+source holds of the fetching cluster's (docs/protocol.md R-ACTOR).
+
+    v            1
+    cluster      16 bytes: uuid of the cluster that tells         name         its name, text
+    counters     [[actor, counter], ...] of the other cluster's actors
+
+No lease, cursor or owner is concerned. An older source does not know the path, and tells nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from isthmus.queues.wire import NAME_MAX, UnknownFetchVersion
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.vclock import ACTOR_BYTES_MAX
+
+VERSION: Final = 1
+
+COUNTERS_MAX: Final = 16_384
+"""Most counters of one message: 16 bucket types of 1,024 partitions. Of more, those with the highest actors are left
+out; a loss that only they show is not noticed by this exchange."""
+
+BYTES_MAX: Final = 1_000_000
+"""Largest message: 16,384 counters of 40 bytes, and some to spare."""
+
+
+class ToldCounters(NamedTuple):
+    """What the cluster `cluster`, named `name`, holds: actor -> highest counter."""
+
+    cluster: bytes
+    name: str
+    counters: Mapping[bytes, int]
+
+
+_Actor = Annotated[bytes, Meta(min_length=1, max_length=ACTOR_BYTES_MAX)]
+_Counter = Annotated[int, Meta(ge=1)]
+
+
+class _Form(Struct):
+    v: int
+    cluster: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    name: Annotated[str, Meta(max_length=NAME_MAX)]
+    counters: Annotated[list[tuple[_Actor, _Counter]], Meta(max_length=COUNTERS_MAX)]
+
+
+def encode_counters(told: ToldCounters) -> bytes:
+    """The message's body."""
+    pairs = sorted(told.counters.items())[:COUNTERS_MAX]
+    return msgspec.msgpack.encode(_Form(VERSION, told.cluster, told.name, pairs))
+
+
+def decode_counters(body: bytes) -> ToldCounters:
+    """Raises CodecError, UnknownFetchVersion."""
+    try:
+        form = msgspec.msgpack.decode(body, type=_Form)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"not a message of counters: {error}") from error
+    if form.v != VERSION:
+        raise UnknownFetchVersion(f"counters of version {form.v!r:.40}, this program speaks {VERSION}")
+    return ToldCounters(form.cluster, form.name, dict(form.counters))

@@ -1,0 +1,85 @@
+"""The exchange of counters with a source, at the beginning of a link and then once a minute (R-ACTOR).
+
+Each side tells the highest counters that it holds of the other's actors, so that a cluster that was put back to an
+earlier state learns it from the others, if possible before it fetches, and before clients write for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import structlog
+
+from isthmus.queues.counters_wire import ToldCounters
+from isthmus.repl.http.client import HttpRefused
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.ports import TimeSource
+
+log = structlog.get_logger(__name__)
+
+INTERVAL_MS: Final = 60_000
+"""Time between two exchanges of a link that works: what the source's loop of fetches has not noticed by then, such as a
+replica that came to lead elsewhere, is told again. A message has some 40 bytes for each partition of the source."""
+
+
+class Counters(Protocol):
+    """The counters that this node holds (`repl.runtime.held_counters`)."""
+
+    passes: int
+
+    def of(self, cluster_uuid: bytes) -> Mapping[bytes, int]:
+        """Actor -> highest counter, of the actors of one cluster."""
+
+
+class CountingLink(Protocol):
+    """The link whose exchange it is (`sink.worker.Link`)."""
+
+    cluster: bytes | None
+    counters_due_ms: int
+    counters_passes: int
+
+
+class CounterFetcher(Protocol):
+    """Sends a message to the link's source (`sink.fetch.Fetcher`)."""
+
+    async def exchange(self, held: ToldCounters) -> ToldCounters:
+        """The source's message. Raises PeerFault, CodecError."""
+
+
+class CounterExchange:
+    """Exchanges counters for all links of a node. `told(counters, cluster)` gets those that a source holds."""
+
+    def __init__(
+        self,
+        held: Counters,
+        told: Callable[[Mapping[bytes, int], str], None],
+        local: tuple[bytes, str],
+        time: TimeSource,
+    ) -> None:
+        """`local`: uuid and name of this cluster."""
+        self._held = held
+        self._told = told
+        self._cluster, self._name = local
+        self._time = time
+
+    def due(self, link: CountingLink) -> bool:
+        """Whether the link should exchange counters before its next fetch. Not before its cluster is known."""
+        if link.cluster is None:
+            return False
+        return self._time.now_ms() >= link.counters_due_ms or link.counters_passes != self._held.passes
+
+    async def run(self, link: CountingLink, fetcher: CounterFetcher) -> None:
+        """Exchange once. Raises PeerFault for a source that does not answer; its fetch would fail, too."""
+        assert link.cluster is not None
+        link.counters_due_ms = self._time.now_ms() + INTERVAL_MS
+        link.counters_passes = self._held.passes
+        message = ToldCounters(self._cluster, self._name, self._held.of(link.cluster))
+        try:
+            answer = await fetcher.exchange(message)
+        except (HttpRefused, CodecError) as error:
+            # A source of an older version, or a queue that is not this cluster's yet: asked again after the interval.
+            log.debug("sink.counters_refused", error=str(error))
+            return
+        if answer.cluster == link.cluster:
+            self._told(answer.counters, answer.name)
