@@ -20,6 +20,7 @@ import pytest
 import structlog
 
 from isthmus.aae.trees.tree_cache import TreeCache
+from isthmus.node.observability.metrics import Metrics
 from isthmus.repl.controller import controller as deciding
 from isthmus.repl.controller.log_positions import LogPositions
 from isthmus.repl.controller.promotions import Promotions
@@ -30,9 +31,12 @@ from isthmus.repl.model.objects import Content
 from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.runtime.metastore_copy import CopyKeeper
+from isthmus.repl.runtime.replay import LogReplay
+from isthmus.repl.telemetry import Family
 from isthmus.repl.transport import links
 from isthmus.repl.transport.dialer import Dialler
 from isthmus.repl.unforeseen import unforeseen
+from isthmus.sink.service import Sink
 from isthmus.sink.worker_pool import WorkerPool
 from tests.support.memory_metastore import MemoryEnsemble
 from tests.support.runtime_cluster import Node, eventually
@@ -333,26 +337,77 @@ def test_a_pool_of_workers_that_cannot_choose_a_link_tries_again(logged: list[An
     assert injected(logged) == {"sink.turn_bug"}
 
 
+async def test_a_store_that_cannot_note_the_end_of_a_replay_stays_open(logged: list[Any]) -> None:
+    """The next start replays once more."""
+
+    def fails() -> None:
+        raise Injected
+
+    store: Any = SimpleNamespace(needs_replay=lambda: True, replay_finished=fails)
+    ended: list[Exception] = []
+    replay = LogReplay(store, ended.append)
+    replay.start()
+    await eventually(lambda: bool(logged))
+    assert not ended
+    assert injected(logged) == {"store.replay_bug"}
+
+
+@pytest.mark.virtual_time
+async def test_a_sinks_maintenance_goes_on(logged: list[Any]) -> None:
+    """Peers that operators set, the count of dead letters, and their settling fail alone."""
+    settled = 0
+
+    async def counts() -> None:
+        raise Injected
+
+    async def settles() -> None:
+        nonlocal settled
+        settled += 1
+
+    def applies(_value: Any) -> None:
+        raise Injected
+
+    sink: Any = SimpleNamespace(
+        _peers=SimpleNamespace(was_read=True, value=()),
+        _apply_peers=applies,
+        _count_letters=counts,
+        _settle_letters=settles,
+    )
+    maintaining = asyncio.ensure_future(Sink._maintain(sink))
+    await asyncio.sleep(600)
+    maintaining.cancel()
+    assert settled > 2
+    assert injected(logged) == {"sink.peers_bug", "sink.dead_letters_bug"}
+
+
+def test_a_source_of_metrics_that_fails_costs_its_own_samples(logged: list[Any]) -> None:
+    """The others are shown, and the failure is counted."""
+
+    def fails() -> Any:
+        raise Injected
+
+    families = {"isthmus_x": Family("x", "x", "x"), "isthmus_y": Family("y", "y", "y")}
+    sources: Any = [lambda: [("isthmus_x", {}, 1)], fails, lambda: [("isthmus_y", {}, 2)]]
+    shown = Metrics(sources, families).render()
+    assert b"isthmus_x 1.0" in shown
+    assert b"isthmus_y 2.0" in shown
+    assert injected(logged) == {"metrics.source_failed"}
+
+
 UNNAMED = frozenset(
     (
+        "actor.renewal_bug",
         "forwarded.request.failed",
         "forwarding.failed",
         "fullsync.bug",
         "fullsync.gaps_bug",
+        "held_counters.pass_bug",
         "history.source_failed",
         "live.bug",
         "metastore.register_bug",
-        "metrics.source_failed",
-        "queue.marks_failed",
-        "queue.rows_failed",
-        "queue.task_failed",
-        "queue.window_failed",
         "reap.bug",
-        "sink.dead_letters_bug",
         "sink.discovery_bug",
-        "sink.peers_bug",
         "sink.push_bug",
-        "store.replay_bug",
         "transport.answer.failed",
         "transport.request.failed",
         "trees.agreement_bug",
