@@ -21,6 +21,7 @@ from isthmus.config.settings import PeerSettings, SinkSettings
 from isthmus.config.text import clause, quantity
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.wire import UnknownFetchVersion
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.http.client import HttpPeer, PeerCredentials
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
@@ -121,6 +122,7 @@ class Sink:
         conflicts: Conflicts,
         credentials: SourceAccess,
         cluster: SinkNodes,
+        clocks: ClockOffsets,
         traces: SinkTraces | None = None,
         counters: CounterExchange | None = None,
     ) -> None:
@@ -150,7 +152,7 @@ class Sink:
         self._effective_limits = self._default_limits
         self._pool = WorkerPool(
             settings,
-            SinkContext(kv, time, letters, conflicts, self, self._stopping, traces, counters),
+            SinkContext(kv, time, letters, conflicts, self, self._stopping, clocks, traces, counters),
             self._local,
             seeds=self._seeds,
             node=node_name,

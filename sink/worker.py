@@ -17,6 +17,7 @@ from isthmus.config.text import clause, quantity
 from isthmus.queues.leases import Session
 from isthmus.queues.window_rules import REAL_TIME, Item
 from isthmus.queues.wire import BatchAck, FetchReply
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.requests import PushOutcome, PushResult
@@ -112,6 +113,8 @@ class SinkContext(NamedTuple):
     conflicts: Conflicts
     sources: SourceRegistry
     stopping: asyncio.Event
+    clocks: ClockOffsets
+    """By the address of the peer."""
     traces: SinkTraces | None = None
     """None: traces are off."""
     counters: CounterExchange | None = None
@@ -148,6 +151,7 @@ class Slot:
             del link.open_fetches[id(self)]
         came_ms = time.now_ms()
         waited_ms = came_ms - asked_ms
+        self._context.clocks.answered(link.name.peer, reply.now_ms, waited_ms - (reply.waited_ms or 0))
         link.fetches += 1
         link.cluster = reply.cluster
         link.source_cluster = reply.cluster_name

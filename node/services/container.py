@@ -27,6 +27,7 @@ from isthmus.node.observability.logs import lines
 from isthmus.node.observability.traces import NodeTracer
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
+from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
@@ -301,6 +302,7 @@ class NodeServices:
             self.query, self.membership, self.controller, self.queues, self.cluster_uuid
         )
         self.repairs = RepairQueue(self.queues, self.reaper, self.time)
+        self.clocks = ClockWatch(self.links, lambda: self.membership.live_nodes() - {name}, self.time)
         self.gaps = ClusterGaps(
             self.query,
             self.queue_coverage,
@@ -346,6 +348,7 @@ class NodeServices:
             conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
             credentials=self.credentials,
             cluster=facts,
+            clocks=self.clocks.peers,
             traces=None if self.traces is None else self.traces.sink,
             counters=CounterExchange(
                 self.witness.held_counters,
@@ -381,6 +384,7 @@ class NodeServices:
             self.folding,
             self.row_plan,
             self.query,
+            self.clocks,
         ):
             rpc.add(component.request_handlers())
         rpc.add_direct(self.coordinator.direct_handlers())
@@ -391,6 +395,12 @@ class NodeServices:
     def session(self) -> SessionState:
         """The state of this node's metastore session."""
         return self._session.state
+
+    def _undialled(self) -> dict[str, str]:
+        """Registered nodes that this one cannot dial, with their addresses."""
+        registrations = self.controller.registrations
+        names = sorted(self.controller.unreached() & registrations.keys() - {self.settings.node.name})
+        return {name: registrations[name].cluster_address for name in names}
 
     def _serve_queries(self) -> None:
         self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
@@ -410,8 +420,10 @@ class NodeServices:
                 self.started_ms,
                 self.settings.listen.connections_limit,
                 lambda: self.replog.stats().free_inodes,
+                self._undialled,
                 lambda: self.witness.renewal.renewals,
                 self.time,
+                self.clocks,
             ),
         )
         self.support = SupportResponder(self.settings, self.credentials, lines)
@@ -451,6 +463,7 @@ class NodeServices:
             access=NodePeerAccess(settings, self.credentials),
             repairs=self.repairs,
             gaps=self.gaps,
+            clocks=self.clocks,
             time=self.time,
             read_pool=self.read_pool,
         )

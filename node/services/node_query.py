@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from isthmus.node.observability.version import program_version
 from isthmus.node.security.credentials import NodeCredentials
+from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
 from isthmus.node.services.history import History
 from isthmus.node.services.history_series import ALL_TYPES
@@ -53,10 +54,14 @@ class NodeHealth(msgspec.Struct, frozen=True):
     does not say."""
     renewed: list[RenewedActor] = []
     """Partitions that took another actor in the last day, since this cluster went back (R-ACTOR)."""
+    undialled: dict[str, str] = {}
+    """Registered node that this one cannot dial -> its address for nodes. Nodes of older versions do not say."""
     short: list[str] = []
     """What is short, or will be soon: descriptors, inodes; a sentence each. Nodes of older versions do not say."""
     defects: list[str] = []
     """Unforeseen exceptions of the last day, a sentence each. Nodes of the version before do not send it."""
+    clocks: dict[str, list[dict[str, Any]]] = {}
+    """Offsets of other clocks (`node.services.clock_watch.ClockWatch.as_dict`); empty from an earlier version."""
 
 
 NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, NodeHealth))
@@ -73,11 +78,15 @@ class NodeHealthResponder:
         started_ms: int,
         connections_limit: int,
         free_inodes: Callable[[], int | None],
+        undialled: Callable[[], dict[str, str]],
         renewals: Callable[[], Sequence[Renewal]],
         time: TimeSource,
+        clocks: ClockWatch,
     ) -> None:
+        self._clocks = clocks
         self._connections_limit = connections_limit
         self._free_inodes = free_inodes
+        self._undialled = undialled
         self._credentials = credentials
         self._renewals = renewals
         self._time = time
@@ -99,8 +108,10 @@ class NodeHealthResponder:
                 for renewal in self._renewals()
                 if self._time.wall_ms() - renewal.at_ms < RENEWED_SHOWN_MS
             ],
+            undialled=self._undialled(),
             short=warnings_of(DESCRIPTORS.limit, DESCRIPTORS.reached, self._connections_limit, self._free_inodes()),
             defects=[each.sentence for each in unforeseen.recent()],
+            clocks=dict(self._clocks.as_dict()),
         )
 
 

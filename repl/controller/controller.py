@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -40,6 +40,7 @@ from isthmus.repl.controller.log_positions import LocalPositions, LogPositions, 
 from isthmus.repl.controller.placement import ReplicaMap
 from isthmus.repl.controller.promotions import METHOD as PROMOTED
 from isthmus.repl.controller.promotions import Promotions
+from isthmus.repl.controller.reachability import Reachability
 from isthmus.repl.controller.reassigner import Reassigner
 from isthmus.repl.controller.reassignment_orders import ORDERS_DOCUMENT, ORDERS_PATH, Placement
 from isthmus.repl.controller.suspicion import Suspicions
@@ -95,6 +96,16 @@ class OptionsListener(Protocol):
         """The options after a read or change of them, before the records that are read after it."""
 
 
+class ControllerLinks(RequestLinks, Protocol):
+    """What the controller needs of the connections of its node (`repl.transport.port.Links`)."""
+
+    def dialled_nodes(self) -> Collection[str]:
+        """See Links."""
+
+    def dialled_by(self) -> Collection[str]:
+        """See Links."""
+
+
 class OwnRegistration(Protocol):
     """The registration of this process (`repl.runtime.registration.Registrar`)."""
 
@@ -112,7 +123,7 @@ class Controller:
         *,
         node: str,
         time: TimeSource,
-        links: RequestLinks,
+        links: ControllerLinks,
         positions: LocalPositions,
         default_type: DefaultType,
         observer: ClusterObserver,
@@ -149,6 +160,8 @@ class Controller:
         self.suspicions: Suspicions | None = Suspicions(node)
         """Which other nodes are believed to be dead; None: registrations end with their sessions only."""
         self._contact = Contact(node)
+        self._links = links
+        self._reachability = Reachability(node)
         self.moving = Reassigner(metastore, self.unread)
         self.options_listener: OptionsListener | None = None
         self.balancing: LeaderBalancer | None = None
@@ -231,6 +244,12 @@ class Controller:
         self._contact.link_changed(node, up, self._time.now_ms())
         if self.suspicions is not None:
             self.suspicions.link_changed(node, up)
+
+    def unreached(self) -> frozenset[str]:
+        """The registered nodes that could not lead, as far as this node's connections show (R-REACHED)."""
+        now_ms, links = self._time.now_ms(), self._links
+        self._reachability.learn(self.registrations.keys(), links.dialled_nodes(), links.dialled_by(), now_ms)
+        return self._reachability.unreached(now_ms)
 
     def dial_refused(self, node: str) -> None:
         """See `ReachabilityObserver`."""
@@ -342,6 +361,7 @@ class Controller:
         self.read_at_ms = self._time.wall_ms()
         self.unread.learn(self.metastore.unreadable, records)
         self._contact.learn(registrations, self._time.now_ms())
+        self.unreached()
         if self.suspicions is not None:
             self.suspicions.learn(registrations, self._time.now_ms())
         try:
@@ -472,6 +492,7 @@ class Controller:
             leaderships=leaderships,
             timers=self.options.timers(),
             suspected={} if self.suspicions is None else self.suspicions.over,
+            unreached=self.unreached(),
         )
         return decision if isinstance(decision, ProposeRecord) else self._with_min_isr(record, decision)
 

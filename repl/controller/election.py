@@ -133,6 +133,7 @@ def elect(
     leaderships: Mapping[str, int] = MappingProxyType({}),
     timers: Timers = TIMERS,
     suspected: Mapping[str, int] = MappingProxyType({}),
+    unreached: Collection[str] = (),
 ) -> Decision:
     """The controller's next action for the partition of `record`.
 
@@ -141,9 +142,9 @@ def elect(
     now. `promoted`: the (epoch, node, session id, log id) of received promotions. `reported`: node -> (last epoch,
     LEO); a node without a report ranks last. `leaderships`: node -> number of partitions it leads; among equal
     candidates the fewest first, then by node id. `suspected`: node -> the session of it that was suspected last
-    (R-SUSPECT), for the reason.
+    (R-SUSPECT), for the reason. `unreached`: nodes that cannot be dialled, which rank behind all others (R-REACHED).
     """
-    look = _Look(record, registrations)
+    look = _Look(record, registrations, unreached)
     since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
     if record.overtaken:
         return NoAction(record.reason)
@@ -171,8 +172,11 @@ def asked(record: PartitionRecord, registrations: Mapping[str, Registration]) ->
 class _Look:
     """One read of a record, and the registrations read after it."""
 
-    def __init__(self, record: PartitionRecord, registrations: Mapping[str, Registration]) -> None:
+    def __init__(
+        self, record: PartitionRecord, registrations: Mapping[str, Registration], unreached: Collection[str] = ()
+    ) -> None:
         self.record = record
+        self.unreached = unreached
         self._registrations = registrations
         self.eligible = self._eligible()
 
@@ -346,11 +350,13 @@ def _nominated(
     """The record with the best of `members` as candidate, in a new epoch."""
     record = look.record
 
-    def rank(member: Member) -> tuple[bool, bool, int, int, int, int, str]:
+    def rank(member: Member) -> tuple[bool, bool, bool, int, int, int, int, str]:
         node = member.node
         goes = node in record.removing
         epoch, leo = reported.get(node, (-1, -1))
-        return (node != record.preferred, goes, -epoch, -leo, leaderships.get(node, 0), look.id_of(node), node)
+        unreached = node in look.unreached
+        wanted = node == record.preferred
+        return (unreached, not wanted, goes, -epoch, -leo, leaderships.get(node, 0), look.id_of(node), node)
 
     chosen = min(members, key=rank)
     return replace(

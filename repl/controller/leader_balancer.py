@@ -6,6 +6,8 @@
     running -> running    a batch has ended: the plan is made again, and at most `moves` hand-overs are requested
     running -> resting    nothing can be more even; something else happens to the cluster; too much has failed
 
+A node that gave way as a leader (`repl.isr.give_way`) is given no leadership for a while, which grows each time.
+
 Only the controller balances, and nothing of it is durable: the next controller starts from the records, which also show
 whether a hand-over has happened. `repl.controller.leader_balance_plan` plans, `repl.runtime.handover` hands over,
 `repl.controller.leader_balance_api` serves operators (docs/protocol.md I-BAL-SAFE, I-BAL-QUIET, H46).
@@ -31,6 +33,7 @@ from isthmus.repl.controller.leader_balance_plan import (
     seats,
 )
 from isthmus.repl.controller.log_positions import RequestLinks
+from isthmus.repl.isr.give_way import gave_way
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
 from isthmus.repl.runtime.handover import METHOD as HAND_OVER
@@ -56,6 +59,12 @@ AGAIN_MIN_MS: Final = 1_000
 
 AGAIN_DOUBLINGS: Final = 5
 """The pause doubles with each failure of the same move, this many times: from 10 s to some 5 minutes."""
+
+REST_MIN_MS: Final = 60_000
+"""How long a node that gave way is given no leadership: as long as a leader without any contact takes to give way."""
+
+REST_MAX_MS: Final = 1_800_000
+"""Longest such rest. It doubles each time that the node gives way again within twice its last rest."""
 
 KEPT_MOVES: Final = 4_096
 """Moves of a run that are kept for display, more than most clusters have partitions; the oldest are dropped."""
@@ -144,6 +153,8 @@ class LeaderBalancer:
         """Partition -> (epoch, when it was first seen; None for epochs from before this controller)."""
         self._refused: dict[tuple[int, str], tuple[int, int]] = {}
         """(partition, target) -> (until when it is not tried again, how often it failed in a row)."""
+        self._rests: dict[str, tuple[int, int]] = {}
+        """Node that gave way -> (until when it is given no leadership, how long this rest is)."""
         self._moving: dict[int, InFlightMove] = {}
         self._members: frozenset[tuple[str, int]] = frozenset()
         self._uneven_since_ms: int | None = None
@@ -174,6 +185,7 @@ class LeaderBalancer:
         self._active, self._drained = True, frozenset(drained)
         self._records, self._registrations = records, registrations
         self._note_epochs(now_ms)
+        self._note_rests(now_ms)
         self._end_moves(now_ms)
         members = frozenset((each.node, each.session_id) for each in registrations.values())
         if members != self._members:
@@ -196,7 +208,14 @@ class LeaderBalancer:
         self.reason = ""
         if not moves:
             self._uneven_since_ms = None
-            if self._wanted(now_ms):
+            wanted = self._wanted(now_ms)
+            resting = self._resting(now_ms)
+            if named := sorted({move.target for move in wanted} & resting.keys()):
+                self.reason = "; ".join(
+                    f"{node} gave way as a leader, and is given none for another {(resting[node] - now_ms) // 1000} s"
+                    for node in named
+                )
+            elif wanted:
                 self.reason = "what is left to move was refused, and is asked for again later"
             self._end_run(f"as even as it can be now: {self.reason}" if self.reason else BALANCED)
             return self._next_refusal_ms(now_ms)
@@ -255,6 +274,21 @@ class LeaderBalancer:
         for partition, target in [key for key in self._refused if key[0] not in self._records]:
             del self._refused[partition, target]
 
+    def _note_rests(self, now_ms: int) -> None:
+        """Let nodes rest whose give-way is among the records that are being decided upon; forget rests long over."""
+        for node in sorted({node for record in self._records.values() if (node := gave_way(record)) is not None}):
+            until_ms, length_ms = self._rests.get(node, (0, 0))
+            if now_ms < until_ms:
+                continue  # it gives way with several partitions
+            length_ms = min(REST_MAX_MS, max(REST_MIN_MS, 2 * length_ms))
+            self._rests[node] = now_ms + length_ms, length_ms
+            log.warning("balancing.node_rests", peer=node, seconds=length_ms // 1000, reason="it gave way as a leader")
+        self._rests = {node: rest for node, rest in self._rests.items() if now_ms < rest[0] + 2 * rest[1]}
+
+    def _resting(self, now_ms: int) -> dict[str, int]:
+        """Node -> until when it is given no leadership."""
+        return {node: until_ms for node, (until_ms, _) in self._rests.items() if now_ms < until_ms}
+
     def _cooling(self, now_ms: int) -> dict[int, int]:
         """Partition -> until when it is not moved."""
         cool_down_ms = self.options.cool_down_ms
@@ -280,6 +314,7 @@ class LeaderBalancer:
 
     def _plan(self, now_ms: int, cooling: Mapping[int, int]) -> list[LeaderMove]:
         refused = {key for key, (until_ms, _) in self._refused.items() if now_ms < until_ms}
+        refused |= {(partition, node) for node in self._resting(now_ms) for partition in self._records}
         return plan(self._seats(refused), cooling.keys())
 
     def _wanted(self, now_ms: int) -> list[LeaderMove]:
@@ -288,7 +323,8 @@ class LeaderBalancer:
 
     def _next_refusal_ms(self, now_ms: int) -> int:
         """When a move that is left out of the plan may be in it again."""
-        return min((until_ms - now_ms for until_ms, _ in self._refused.values() if now_ms < until_ms), default=IDLE_MS)
+        ends_ms = [until_ms for until_ms, _ in self._refused.values() if now_ms < until_ms]
+        return min((until_ms - now_ms for until_ms in (*ends_ms, *self._resting(now_ms).values())), default=IDLE_MS)
 
     # -- moves ------------------------------------------------------------------------------------------------
 

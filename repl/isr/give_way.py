@@ -8,7 +8,7 @@ on the guard, which does not change. The limits below bound how often leadership
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -25,6 +25,18 @@ follower's restart and the connections' time-outs, short against an operator's r
 GIVE_WAY_AGAIN_CHECKS: Final = 60
 """Checks (1 min) for a leader without any contact in its epoch, and after an attempt whose target was not registered:
 where no node reaches any other, leadership changes once a minute at most."""
+
+
+GIVES_WAY: Final = "gives way to"
+"""In the reason of the record that lets another one lead; `gave_way` finds it there."""
+
+
+def gave_way(record: PartitionRecord) -> str | None:
+    """The node that has just given way, by a record that is not decided upon yet; None for any other record."""
+    if record.status is not PartitionStatus.ELECTION or len(record.tried) != 1:
+        return None
+    (node,) = record.tried
+    return node if record.reason.startswith(f"{node} {GIVES_WAY} ") else None
 
 
 class GiveWay(NamedTuple):
@@ -58,11 +70,15 @@ class IsolationCheck:
         powerless: bool,
         keeps_up: bool,
         now_ms: int,
+        unlinked: bool = False,
+        reached: Collection[str] = (),
     ) -> GiveWay | None:
         """Return the record that gives leadership away when a check is due and its limit is reached, else None.
 
         `powerless`: below min-ISR, or without a connected follower where one's own copy is not enough to commit.
-        `keeps_up`: a connected follower has the whole log, and so has nothing to acknowledge."""
+        `keeps_up`: a connected follower has the whole log, and so has nothing to acknowledge. `unlinked`: no follower
+        is connected. `reached`: nodes with which a connection stands that this node dialled. Where one of the guard is
+        reached and none is connected, they cannot dial this node, and it need not wait for them as for dead ones."""
         if not powerless:
             self.check_at_ms, self.silent_checks = None, 0
             return None
@@ -72,8 +88,13 @@ class IsolationCheck:
         self.check_at_ms = now_ms + CHECK_MS
         self.silent_checks = 0 if self.contact or keeps_up else self.silent_checks + 1
         self.contact = False
-        others = sorted(guard(record) - {me}, key=lambda m: (m.node in record.removing, -acked.get(m, 0), m))
-        patient = self.attempts > 0 or not self.had_contact
+
+        def rank(m: Member) -> tuple[bool, bool, int, Member]:
+            return m.node in record.removing, m.node not in reached, -acked.get(m, 0), m
+
+        others = sorted(guard(record) - {me}, key=rank)
+        one_way = unlinked and any(m.node in reached for m in others)
+        patient = self.attempts > 0 or not (self.had_contact or one_way)
         if not others or self.silent_checks < (GIVE_WAY_AGAIN_CHECKS if patient else GIVE_WAY_CHECKS):
             return None
         to = others[self.attempts % len(others)]
@@ -89,7 +110,7 @@ class IsolationCheck:
                 elr=guard(record),
                 tried=frozenset({me.node}),
                 preferred=to.node,
-                reason=f"{me.node} gives way to {to.node}: it reaches none of its followers",
+                reason=f"{me.node} {GIVES_WAY} {to.node}: it reaches none of its followers",
             ),
             to,
         )

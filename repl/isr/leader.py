@@ -12,7 +12,7 @@ The rule names (R-COMMIT, H17) are defined in docs/protocol.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -369,16 +369,21 @@ class Leader:
                 return follower
         return None
 
-    def closest(self, record: PartitionRecord, node: str, preferred: str | None = None) -> str | None:
+    def closest(
+        self, record: PartitionRecord, node: str, preferred: str | None = None, reached: Collection[str] = ()
+    ) -> str | None:
         """Return the ISR member other than `node` that should lead next, or None when there is none.
 
-        Members that stay replicas come before those that are removed, then the one that acknowledged most, then
-        `preferred`."""
+        Members that stay replicas come before those that are removed, those that this node `reached` before others
+        (R-REACHED), then the one that acknowledged most, then `preferred`."""
         others = [m for m in record.isr if m.node != node and m in self.acked]
         if not others:
             return None
-        best = max(others, key=lambda m: (m.node not in record.removing, self.acked[m], m.node == preferred, m.node))
-        return best.node
+
+        def rank(m: Member) -> tuple[bool, bool, int, bool, str]:
+            return m.node not in record.removing, m.node in reached, self.acked[m], m.node == preferred, m.node
+
+        return max(others, key=rank).node
 
     # -- conditional writes ---------------------------------------------------------------------
 
@@ -438,7 +443,14 @@ class Leader:
         powerless = too_few_in_sync(record) or (self.unlinked and len(record.isr) > 1 < record.effective_min_isr)
         keeps_up = any(follower.linked and follower.leo >= leo for follower in self.followers.values())
         return self.isolation.check(
-            record, state.member, self.acked, powerless=powerless, keeps_up=keeps_up, now_ms=now_ms
+            record,
+            state.member,
+            self.acked,
+            powerless=powerless,
+            keeps_up=keeps_up,
+            now_ms=now_ms,
+            unlinked=self.unlinked,
+            reached=state.reached,
         )
 
     def write(
@@ -564,7 +576,7 @@ class ResigningLeader:
         leader, progress, record = self.leader, state.progress, state.known_record
         target = self.target
         if self.deadline_at_ms is None:
-            target = leader.closest(record, state.member.node, self.target)
+            target = leader.closest(record, state.member.node, self.target, state.reached)
         complete = target is None or any(
             m.node == target and leader.acked.get(m, 0) == progress.leo for m in record.isr
         )

@@ -305,6 +305,10 @@ class Replica:
         """The log's disk takes no barrier, or takes one again; a nomination is not accepted without (H38)."""
         self._state.disk_full = full
 
+    def set_reached(self, nodes: frozenset[str]) -> None:
+        """These nodes are reached by a connection that this node dialled (R-REACHED)."""
+        self._state.reached = nodes
+
     # -- the input ------------------------------------------------------------------------------
 
     def step(self, event: ev.Event, now_ms: int) -> Effects:

@@ -7,16 +7,19 @@ at once, and each of them alone would choose the same successor.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from isthmus.repl.model.record import PartitionRecord
 
 
-def successors(records: Mapping[int, PartitionRecord], node: str) -> dict[int, str]:
+def successors(
+    records: Mapping[int, PartitionRecord], node: str, reached: Collection[str] | None = None
+) -> dict[int, str]:
     """Return partition -> the ISR member that should take over from `node`, for the partitions that it leads.
 
     Partitions without another ISR member are left out. Those with the fewest members choose first, and each goes to the
-    member that leads least by then. Members that a reassignment removes are chosen only where there is no other.
+    member that leads least by then. Members that a reassignment removes are chosen only where there is no other, and
+    so are those that are not `reached` (None: unknown), whom their followers may not reach either (R-REACHED).
     `records` are all of the cluster's.
     """
     loads = Counter(record.leader.node for record in records.values() if record.leader is not None)
@@ -24,6 +27,8 @@ def successors(records: Mapping[int, PartitionRecord], node: str) -> dict[int, s
     for partition, record in records.items():
         if record.leader is not None and record.leader.node == node:
             others = sorted({member.node for member in record.isr} - {node})
+            if reached is not None:
+                others = [other for other in others if other in reached] or others
             staying = [other for other in others if other not in record.removing]
             if others:
                 heirs[partition] = staying or others

@@ -78,6 +78,8 @@ class LeadershipTransfer:
         view = next((each for each in replica.followers() if each.node == target and each.in_sync), None)
         if view is None or not view.linked:
             raise NotReady(f"{target} is not in sync, or not connected")
+        if not self._runtime.reaches(target):
+            raise NotReady(f"{target} cannot be dialled from here: it would lead without this follower (R-REACHED)")
         lag = replica.leo - view.leo
         if lag > LAG_MAX:
             raise NotReady(f"{target} lacks {lag} entries, at most {LAG_MAX} may be drained")

@@ -420,9 +420,10 @@ class ReplicaManager:
         self._opener.records = records
         self._open_assigned()
 
-    def successors(self) -> dict[int, str]:
-        """Which node should take over each partition that is led here, if this process stopped now."""
-        return successors(self._opener.records, self._node)
+    def successors(self, reached: Collection[str]) -> dict[int, str]:
+        """Which node should take over each partition that is led here, if this process stopped now; `reached`: those
+        that this node has dialled."""
+        return successors(self._opener.records, self._node, reached)
 
     def check(self, now_ms: int) -> None:
         """Remove copies that no record names, and open those that are assigned again; once a second."""

@@ -183,7 +183,7 @@ class Runtime:
         deadline = self._loop.time() + timeout_s
         await self._registrar.withdraw(timeout_s)
         self._stopping = True
-        successors = self._replicas.successors()
+        successors = self._replicas.successors(self.links.dialled_nodes())
         for partition in self.partitions.values():
             self.feed(partition, ev.Resign(successors.get(partition.id), self._sessions))
         self.flush()
@@ -293,6 +293,10 @@ class Runtime:
     def hand_over(self, partition: Partition, target: str | None, timeout_ms: int) -> None:
         """Have a leader hand over to `target`, or to the follower closest to it; it leads on after `timeout_ms`."""
         self.dispatch(partition, ev.TransferLeadership(target, self.time.now_ms() + timeout_ms, self._sessions))
+
+    def reaches(self, node: str) -> bool:
+        """Whether a connection with `node` stands that this node dialled."""
+        return self.links.linked(node)
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         """Write a queue's soft cursor with the next apply batch, or alone within a second, and send it to followers."""
@@ -557,8 +561,10 @@ class Runtime:
                 step()
             except Exception as error:
                 unforeseen.exception("runtime.second_failed", error, step=step.__name__)
+        reached = frozenset(self.links.dialled_nodes())
         for partition in [each for each in self.partitions.values() if each.leads]:
             try:
+                partition.replica.set_reached(reached)
                 self._sender.share_cursors(partition)
             except Exception as error:
                 unforeseen.exception("runtime.second_failed", error, partition=partition.id)

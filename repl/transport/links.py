@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from random import Random
 from typing import Any, Final
 
@@ -269,6 +269,14 @@ class ClusterLinks:
     def linked(self, node: str) -> bool:
         """See the port."""
         return node in self._dialled
+
+    def dialled_nodes(self) -> Collection[str]:
+        """See the port."""
+        return self._dialled.keys()
+
+    def dialled_by(self) -> Collection[str]:
+        """See the port."""
+        return self._accepted.keys()
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """See the port. Also raises Overloaded and TooLarge, without sending anything."""

@@ -9,7 +9,7 @@ The side that dialled checks its health and dials again. Everything belongs to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
@@ -84,6 +84,12 @@ class Links(Protocol):
 
     def linked(self, node: str) -> bool:
         """True while the connection that this node dialled to `node` is up."""
+
+    def dialled_nodes(self) -> Collection[str]:
+        """The nodes of which `linked` is true."""
+
+    def dialled_by(self) -> Collection[str]:
+        """The nodes that dialled this one, and whose connection stands."""
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """Send a request; returns the answer's body. Raises NotReady when nothing was sent (no connection), Retryable

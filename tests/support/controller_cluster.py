@@ -37,6 +37,8 @@ class FakeNode:
         """Does not promote itself."""
         self.deaf = False
         """A node that answers no request."""
+        self.undialled = False
+        """A node that nobody can dial, but that dials the others; see `set_undialled`."""
         self.unwilling = False
         """Refuses to hand over."""
         self.handed_over: list[tuple[int, str]] = []
@@ -92,6 +94,14 @@ class FakeNode:
             other.controller.link_changed(self.name, False)
         await self.controller.stop()
         await self.metastore.stop()
+
+    def dialled_nodes(self) -> list[str]:
+        """See ControllerLinks."""
+        return [other.name for other in self.cluster.living if other is not self and not other.undialled]
+
+    def dialled_by(self) -> list[str]:
+        """See ControllerLinks."""
+        return [] if self.undialled else [other.name for other in self.cluster.living if other is not self]
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """Send a request as the links do: to another node, or raise NotReady."""

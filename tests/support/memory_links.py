@@ -7,7 +7,7 @@ frame, and a frame arrives a turn later, in order, unless the wire was cut meanw
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import msgpack
@@ -25,6 +25,8 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self.plugged: dict[str, MemoryLinks] = {}
         self._cut: set[frozenset[str]] = set()
+        self.deaf: set[str] = set()
+        """Nodes that nobody can dial; see `deafen`."""
         self.lost: Callable[[str, str, int, LinkMessage], bool] = lambda _sender, _to, _partition, _message: False
         """Called for each message with sender, receiver and partition: True loses it, on a connection that stays up."""
 
@@ -38,9 +40,22 @@ class MemoryNetwork:
             if links is not None:
                 links.broken(peer)
 
+    def deafen(self, node: str) -> None:
+        """Close a node's listener until `heal`: connections that others dialled break, and none can be dialled; its own
+        stand."""
+        self.deaf.add(node)
+        here = self.plugged[node]
+        for name, links in self.plugged.items():
+            if node in links.dialled:
+                links.dialled.discard(node)
+                links._loop.call_soon(links._report, node, False)
+                assert here.listener is not None
+                here._loop.call_soon(here.listener.link_changed, name, False)
+
     def heal(self) -> None:
         """Undo all cuts; diallers dial again."""
         self._cut.clear()
+        self.deaf.clear()
         for links in list(self.plugged.values()):
             links.dial()
 
@@ -94,7 +109,7 @@ class MemoryLinks:
 
     def dial(self) -> None:
         """Connect to every reachable node."""
-        for node in sorted(self._nodes - self.dialled):
+        for node in sorted(self._nodes - self.dialled - self._network.deaf):
             if self._network.passable(self._node, node):
                 self.dialled.add(node)
                 self._loop.call_soon(self._report, node, True)
@@ -180,6 +195,13 @@ class MemoryLinks:
 
     def linked(self, node: str) -> bool:
         return node in self.dialled
+
+    def dialled_nodes(self) -> Collection[str]:
+        return self.dialled
+
+    def dialled_by(self) -> Collection[str]:
+        plugged = self._network.plugged
+        return [node for node in plugged if node != self._node and self._node in plugged[node].dialled]
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         if node not in self.dialled:

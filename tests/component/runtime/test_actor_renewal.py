@@ -14,10 +14,11 @@ import pytest
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.coordinator.write_batch import ForgedClock
 from isthmus.repl.metastore.counters import ID_MARGIN, PARTITIONS_COUNTER
-from isthmus.repl.model.keys import Key
+from isthmus.repl.model.keys import SEGMENT_COUNT, Key
 from isthmus.repl.model.objects import Content, decode_object, encode_object, write
 from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import MAX_EPOCH, actor_of, decode_clock, pack_counter
+from isthmus.repl.runtime import held_counters
 from isthmus.repl.runtime.actor_renewal import ActorRenewal, ClusterWitness, explained
 from isthmus.repl.runtime.partition import Partition
 from tests.support.memory_metastore import MemoryEnsemble
@@ -211,10 +212,11 @@ async def test_partition_ids_that_another_cluster_knows_are_not_given_again(
 
 
 async def test_held_counters_are_those_of_all_rows_stored(
-    tmp_path: Path, start_node: NodeFactory, witness: Witness
+    tmp_path: Path, start_node: NodeFactory, witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counters of another cluster's actors, by what is applied now and, after a restart, by what was stored before;
     of this cluster's actors none."""
+    monkeypatch.setattr(held_counters, "PASS_SEGMENTS", SEGMENT_COUNT // 4)  # a thousand turns take their time
 
     def pushed(number: int, partition: int) -> PushItem:
         actor = actor_of(WEST, partition)

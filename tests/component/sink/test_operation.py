@@ -20,6 +20,7 @@ import isthmus.repl.http.client as client_room
 from isthmus.config.settings import PeerSettings, SinkSettings
 from isthmus.queues.queue_documents import AuditInfo
 from isthmus.queues.wire import FetchReply, ObjectRequest, OwnedByOther, encode_reply
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushOutcome
@@ -146,6 +147,7 @@ async def sink_of(
         metastore=pair.metastore,
         time=pair.source.clock,
         letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
+        clocks=ClockOffsets("peer", pair.source.clock),
         conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
         credentials=OpenPeers(),
         cluster=FakeClusterFacts(digests=properties or {}, scopes=scopes),

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlencode
 
 from tests.system.faults.cluster import PARTITIONS, ClusterNode, FaultCluster, Timeline
@@ -45,11 +45,21 @@ PATIENCE_S: Final = 30.0
 SHARED: Final = tuple(f"shared{number}" for number in range(12))
 """Keys that clients of all clusters write to."""
 
+ONE_WAY_TYPE: Final = "feeds"
+"""A bucket type that one direction replicates, and in which the receiver has keys of its own, too."""
+
 DEFAULT_TYPE: Final = ("default",)
 """The bucket type that every cluster has."""
 
 Arrow = tuple[str, str]
 """(source cluster, fetching cluster)."""
+
+
+class OneWay(NamedTuple):
+    """An arrow that alone replicates ONE_WAY_TYPE; the opposite one offers and compares `others`."""
+
+    arrow: Arrow
+    others: Sequence[str]
 
 
 def queue_to(receiver: str) -> str:
@@ -125,14 +135,17 @@ class Clusters:
         data_dirs: Mapping[str, Path] | None = None,
         replication: str = "",
         show: bool = False,
+        movable_clocks: bool = False,
+        one_way: OneWay | None = None,
     ) -> None:
         """`queues`: more lines of every queue of a cluster; `cascade`: clusters that also forward received changes;
         `sinks`: lines of every [sink]; `more_peers`: lines at the end of the files of a cluster; `repair_queues`:
         full-sync has a queue of its own (`block_rtq`) beside that of real time; `data_dirs`: by node, where not below
-        `directory`; `replication`: lines of every [replication]."""
+        `directory`; `replication`: lines of every [replication]; `movable_clocks`: see FaultCluster."""
         self.timeline = Timeline(show)
         self.repair_queues = repair_queues
         self.bucket_types: tuple[str, ...] = DEFAULT_TYPE
+        self.one_way = one_way
         self.arrows = list(arrows)
         self.network = network
         self.by_name: dict[str, FaultCluster] = {}
@@ -149,6 +162,7 @@ class Clusters:
                 settings=settings,
                 cluster=name,
                 data_dirs=data_dirs,
+                movable_clocks=movable_clocks,
             )
         for name, fault_cluster in self.by_name.items():
             for node in fault_cluster.nodes.values():
@@ -158,7 +172,9 @@ class Clusters:
         """Write a node's queues, peers and full-syncs into its file."""
         parts = [node.config.read_text()]
         for receiver in (receiver for source, receiver in self.arrows if source == name):
-            offered = f"cascade = {str(cascade).lower()}\n{lines}"
+            left_out = self.one_way is not None and (receiver, name) == self.one_way.arrow
+            filtered = f'filter = "!buckettype:{ONE_WAY_TYPE}"\n' if left_out else ""
+            offered = f"cascade = {str(cascade).lower()}\n{filtered}{lines}"
             parts.append(f'[[queues]]\nname = "{queue_to(receiver)}"\n{offered}\n')
             if self.repair_queues:
                 parts.append(f'[[queues]]\nname = "{repair_queue_to(receiver)}"\nfilter = "block_rtq"\n')
@@ -166,6 +182,7 @@ class Clusters:
             parts.append(
                 f'[[fullsync]]\nname = "{receiver}"\nurls = "{urls}"\ncluster = "{receiver}"\n'
                 f'queue = "{self.queues_to(receiver)[-1]}"\nauto = 0\npause = "500ms"\n'
+                + (f'bucket_types = "{",".join(self.one_way.others)}"\n' if left_out and self.one_way else "")
             )
         for source in (source for source, receiver in self.arrows if receiver == name):
             parts += [
@@ -233,10 +250,16 @@ class Clusters:
         time.sleep(away_s)
         self.by_name[cluster].start(node)
 
-    def make_bucket_type(self, cluster: str, name: str) -> None:
+    def make_bucket_type(self, cluster: str, name: str, props: Mapping[str, Any] | None = None) -> None:
         """Create one more bucket type, placed like the default one; loads and checks use it once all clusters have
         it."""
-        wish = {"partition_count": PARTITIONS, "replication_factor": len(self.by_name[cluster].nodes), "min_isr": 2}
+        wish: dict[str, Any] = {
+            "partition_count": PARTITIONS,
+            "replication_factor": len(self.by_name[cluster].nodes),
+            "min_isr": 2,
+        }
+        if props:
+            wish["props"] = dict(props)
         self.act(cluster, f"/admin/bucket-types/{name}", wish)
         self.by_name[cluster].partition_count += PARTITIONS
 
@@ -284,13 +307,15 @@ class Clusters:
         counted = sum(row["partitions"] for row in rows) == partitions
         return counted and all(one["waiting"] == 0 and one["in_flight"] == 0 for one in each)
 
-    def contents(self, cluster: str) -> dict[str, tuple[int, str | None, list[str]]]:
-        """key -> (status, clock, values) of each key that the cluster lists, of all bucket types. Raises AssertionError
-        where a key is in a bucket type that no load put it into."""
+    def contents(
+        self, cluster: str, bucket_types: Sequence[str] | None = None
+    ) -> dict[str, tuple[int, str | None, list[str]]]:
+        """key -> (status, clock, values) of each key that the cluster lists, of these bucket types (None: of all that
+        go both ways). Raises AssertionError where a key is in a bucket type that no load put it into."""
         connection = Connection(self.node(cluster).place, 20.0)
         found: dict[str, tuple[int, str | None, list[str]]] = {}
         try:
-            for kind in self.bucket_types:
+            for kind in self.bucket_types if bucket_types is None else bucket_types:
                 listed = connection.request("GET", f"/types/{kind}/buckets/{BUCKET}/keys?keys=true", {})
                 assert listed.status == 200, listed.reason
                 for key in json.loads(listed.body)["keys"]:
@@ -312,10 +337,15 @@ class Clusters:
                 return fresh if {one["bucket_type"] for one in fresh} >= set(self.bucket_types) else []
 
             results = eventually("full-sync ends", ended, CHECK_TIMEOUT_S)
-            worst: dict[str, Any] = next((one for one in results if one["verdict"] != "in-sync"), results[-1])
+            worst: dict[str, Any] = next((one for one in results if not self.is_proven(one)), results[-1])
             if worst["verdict"] not in ("incomplete", "error") or time.monotonic() > deadline:
                 return worst
             time.sleep(1.0)
+
+    def is_proven(self, result: dict[str, Any]) -> bool:
+        """Whether a result is what is wanted: equality, or in the one-way bucket type that the receiver has all."""
+        wanted = ("in-sync", "up-to-date") if result["bucket_type"] == ONE_WAY_TYPE else ("in-sync",)
+        return result["verdict"] in wanted
 
     def _results(self, cluster: str, receiver: str) -> list[dict[str, Any]]:
         peers = self.see(cluster, "/admin/fullsync?results=100")["peers"]

@@ -1,10 +1,12 @@
 """Two clusters of three nodes under load and permanent faults for a chosen time, and the checks at the end.
 
-Three bucket types, both directions, and on each side a real-time queue beside a repair queue (`block_rtq`) that
-full-sync uses. Acts kill nodes and ZooKeepers, cut links inside a cluster and between clusters, fill disks, and suspend
-and resume queues, sinks and full-sync. After each act both clusters must be in sync again. In the end every
-acknowledged write is on both sides, queues are empty, ledgers close, no gap is left, full-sync proves both directions
-equal, and `isthmus reconcile run --full` confirms it for every bucket type.
+Three bucket types in both directions, one of them without siblings, a fourth in one direction alone, in which the
+receiver writes keys of its own; and on each side a real-time queue beside a repair queue (`block_rtq`) that full-sync
+uses. Wall clocks are wrong by up to ten minutes. Acts kill nodes and ZooKeepers, cut links inside a cluster and between
+clusters, fill disks, step clocks, and suspend and resume queues, sinks and full-sync. After each act both clusters must
+be in sync again. In the end every acknowledged write is where it belongs, queues are empty, ledgers close, no gap is
+left, full-sync proves both directions, and `isthmus reconcile run --full` confirms it for every bucket type that goes
+both ways.
 
 Needs root, and the requirements of `tests.system.faults.network` and `tests.system.faults.disks`.
 """
@@ -30,7 +32,7 @@ from tests.system.faults.load import Broken, NotSent
 from tests.system.faults.nemeses import NEMESES
 from tests.system.faults.nemesis import FaultContext
 from tests.system.faults.network import Network
-from tests.system.replication.clusters import Clusters, Writers, ask, eventually, queue_to, url
+from tests.system.replication.clusters import ONE_WAY_TYPE, Clusters, OneWay, Writers, ask, eventually, queue_to, url
 
 SIDES: Final = ("east", "west")
 BOTH_WAYS: Final = (("east", "west"), ("west", "east"))
@@ -42,6 +44,14 @@ NODE_ACTS: Final = (
     "cut", "cut-one-way", "cut-metastore", "isolate", "lossy", "disk-full",
 )  # fmt: skip
 """Faults of one cluster, by their names in `tests.system.faults.nemeses`."""
+
+PROPERTIES: Final[dict[str, dict[str, Any]]] = {"sessions": {"allow_mult": False}}
+"""Bucket type -> its properties, on both sides."""
+
+ONE_WAY: Final = ("east", "west")
+
+CLOCK_MAX_S: Final = 600
+"""How far a node's wall clock is off at most."""
 
 QUIET_S: Final = (1.0, 6.0)
 """Load between two acts."""
@@ -61,6 +71,7 @@ class Report:
     acknowledged: int = 0
     deleted: int = 0
     unknown: int = 0
+    one_way: int = 0
     well_max_s: float = 0.0
     gaps_seen_max: int = 0
     settled_s: float = 0.0
@@ -73,7 +84,7 @@ class Report:
         well = f"whole again after an act within {self.well_max_s:.1f} s; {self.gaps_seen_max} gaps open at the most"
         return [
             f"{sum(self.acts.values())} acts: {acts}",
-            f"{keys}, {self.unknown} keys of unknown outcome",
+            f"{keys}, {self.unknown} keys of unknown outcome; {self.one_way} keys of {ONE_WAY_TYPE}",
             f"{well}; all delivered, proven and closed {self.settled_s:.0f} s after the load",
             *(f"reconcile --full, {kind}: {words}" for kind, words in self.reconciled.items()),
         ]
@@ -96,6 +107,7 @@ class Endurance:
             "suspend-publishing": self._suspend("queues", {"what": "publishing"}),
             "suspend-sink": self._suspend("sink", {}),
             "suspend-fullsync": self._suspend("fullsync", {}),
+            "clock-step": self._step_clock,
         }
 
     def act(self) -> str:
@@ -135,7 +147,16 @@ class Endurance:
         east, west = (clusters.contents(side) for side in SIDES)
         wrong = {key for key in east.keys() | west.keys() if east.get(key) != west.get(key)}
         assert not wrong, f"{len(wrong)} keys differ: {[(key, east.get(key), west.get(key)) for key in wrong][:5]}"
-        for writer in writers:
+        feeds = {side: clusters.contents(side, [ONE_WAY_TYPE]) for side in SIDES}
+        *both_ways, sent, kept = writers
+        lacking = {key for key, found in feeds[ONE_WAY[0]].items() if feeds[ONE_WAY[1]].get(key) != found}
+        assert not lacking, f"{len(lacking)} keys of {ONE_WAY_TYPE} are not at {ONE_WAY[1]}: {list(lacking)[:5]}"
+        own = kept.present.keys() & feeds[ONE_WAY[0]].keys()
+        assert not own, f"{len(own)} keys of {ONE_WAY[1]} alone went to {ONE_WAY[0]}: {list(own)[:5]}"
+        for writer, contents in ((sent, feeds[ONE_WAY[0]]), (kept, feeds[ONE_WAY[1]])):
+            writer.check(contents)
+            self.report.one_way += len(writer.present) + len(writer.deleted)
+        for writer in both_ways:
             writer.check(east)
             self.report.acknowledged += len(writer.present) + len(writer.deleted)
             self.report.deleted += len(writer.deleted)
@@ -147,6 +168,12 @@ class Endurance:
 
     def _harm(self, name: str) -> Callable[[str], None]:
         return lambda side: NEMESES[name].act(self._stages[side])
+
+    def _step_clock(self, side: str) -> None:
+        node = self._chance.choice(list(self.clusters.by_name[side].nodes.values()))
+        offset_s = self._chance.randint(-CLOCK_MAX_S, CLOCK_MAX_S)
+        self.clusters.by_name[side].set_clock(node, offset_s)
+        self.clusters.timeline.note(f"the clock of {node.name} is {offset_s:+} s off")
 
     def _cut_clusters(self, _side: str) -> None:
         east, west = ([node.name for node in self.clusters.by_name[side].nodes.values()] for side in SIDES)
@@ -216,8 +243,8 @@ class Endurance:
                 result = self._compare(source, receiver)
                 words = f"{result['verdict']} {result.get('reason', '')}"
                 self.clusters.timeline.note(f"full-sync {source} to {receiver}: {words}")
-                verdicts.append(result["verdict"])
-            if all(verdict == "in-sync" for verdict in verdicts):
+                verdicts.append((result["verdict"], self.clusters.is_proven(result)))
+            if all(proven for _, proven in verdicts):
                 return
             assert time.monotonic() < deadline, f"the clusters do not become equal: {verdicts}"
             for source, receiver in BOTH_WAYS:
@@ -295,6 +322,8 @@ def harmed_clusters(directory: Path, seed: int, show: bool = False) -> Iterator[
             data_dirs={name: disk.path / "data" for name, disk in disks.items()},
             replication='log_size = "200MB"',
             show=show,
+            movable_clocks=True,
+            one_way=OneWay(ONE_WAY, BUCKET_TYPES),
         )
         stack.enter_context(clusters)
         stages = {
@@ -302,9 +331,11 @@ def harmed_clusters(directory: Path, seed: int, show: bool = False) -> Iterator[
             for side, cluster in clusters.by_name.items()
         }
         try:
-            for kind in BUCKET_TYPES[1:]:
-                for side in SIDES:
-                    clusters.make_bucket_type(side, kind)
+            for side, cluster in clusters.by_name.items():
+                for node in cluster.nodes.values():
+                    cluster.set_clock(node, chance.randint(-CLOCK_MAX_S, CLOCK_MAX_S))
+                for kind in (*BUCKET_TYPES[1:], ONE_WAY_TYPE):
+                    clusters.make_bucket_type(side, kind, PROPERTIES.get(kind))
             clusters.bucket_types = BUCKET_TYPES
             for cluster in clusters.by_name.values():
                 cluster.wait_until_healthy(WELL_TIMEOUT_S)
@@ -328,6 +359,11 @@ def endure(
             Writers(side[0], by_name[side].places, pause_s=pause_s, seed=seed + at * 100, bucket_types=BUCKET_TYPES)
             for at, side in enumerate(SIDES)
         ]
+        writers += [
+            Writers(f"{side[0]}f", by_name[side].places[:1], pause_s=2 * pause_s, seed=seed + 500 + at, shared=False,
+                    bucket_types=(ONE_WAY_TYPE,))
+            for at, side in enumerate(ONE_WAY)
+        ]  # fmt: skip
         for writer in writers:
             writer.start()
         began_s = time.monotonic()

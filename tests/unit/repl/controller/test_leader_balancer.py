@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from dataclasses import replace
 
+import msgpack
 import pytest
 
 from isthmus.repl.controller import controller
 from isthmus.repl.controller.bucket_types import BucketTypeSpec, DefaultType, create_bucket_type
-from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
+from isthmus.repl.controller.leader_balancer import REST_MAX_MS, REST_MIN_MS, BalanceOptions, LeaderBalancer
 from isthmus.repl.metastore.port import VersionConflict
 from isthmus.repl.model.errors import NotReady
-from isthmus.repl.model.record import Incarnation, Member, PartitionStatus
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.support.controller_cluster import Cluster, FakeNode, eventually, running
+from tests.support.replica_builders import registered
 
 pytestmark = pytest.mark.virtual_time
 
@@ -271,3 +274,95 @@ async def test_a_new_controller_plans_again() -> None:
         await first.die()
         rest = [node.name for node in cluster.living]
         await eventually(lambda: len(cluster.decides()) == 1 and even(cluster, *rest))
+
+
+class Look:
+    """A balancer alone, given records as the controller reads them."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str]] = []
+        self.balancer = LeaderBalancer(
+            node="n9",
+            links=self,
+            own=self,
+            options=QUICK,
+            wake=lambda: None,  # type: ignore[arg-type]
+        )
+        nodes = ("n1", "n2", "n3")
+        self.registrations = {node: registered(node, at, at) for at, node in enumerate(nodes, 1)}
+        self.members = frozenset(Member(node, at) for at, node in enumerate(nodes, 1))
+        base = PartitionRecord(0, "default", 0, 6, nodes, epoch=3, isr=self.members, min_isr=2, version=3)
+        online = replace(base, status=PartitionStatus.ONLINE)
+        self.records = {
+            p: replace(online, partition=p, index=p, leader=self.leader(("n1", "n2")[p % 2])) for p in range(6)
+        }
+
+    def leader(self, node: str) -> Incarnation:
+        """The session of a node."""
+        return Incarnation(node, self.registrations[node].session_id)
+
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        """See RequestLinks: begins every hand-over."""
+        partition, _epoch, target, _timeout_ms = msgpack.unpackb(body)
+        self.asked.append((partition, target))
+        return b""
+
+    async def until(self, now_ms: int, to_ms: int) -> int:
+        """Look each 100 ms of a pretended clock; returns when it asked for a hand-over first, 0 if never."""
+        while now_ms < to_ms:
+            self.balancer.look(self.records, self.registrations, now_ms, busy=False)
+            await asyncio.sleep(0.001)
+            if self.asked:
+                return now_ms
+            now_ms += 100
+        return 0
+
+    def give_way(self, now_ms: int) -> None:
+        """n3 gives way with two partitions, which the controller is deciding upon."""
+        led = self.records
+        record = replace(
+            led[0],
+            status=PartitionStatus.ELECTION,
+            leader=None,
+            isr=frozenset(),
+            elr=self.members,
+            tried=frozenset({"n3"}),
+            preferred="n1",
+            reason="n3 gives way to n1: it reaches none of its followers",
+        )
+        self.records = {**led, 0: record, 2: replace(record, partition=2, index=2)}
+        self.balancer.look(self.records, self.registrations, now_ms, busy=True)
+        self.records = led
+
+
+async def test_a_node_that_gave_way_is_given_no_leadership_for_a_while() -> None:
+    """It leads nothing, and the others could give it two partitions: it is left out for a minute, and the reason and
+    its end are shown; then it is asked for again."""
+    look = Look()
+    assert await look.until(0, 5_000) > 0
+    look = Look()
+    look.give_way(1_000)
+    assert await look.until(1_000, 61_000) == 0
+    status = look.balancer.status(60_900)
+    assert status["state"] == "uneven"
+    assert re.search("n3 gave way as a leader, and is given none for another [0-9]+ s", status["reason"])
+    assert await look.until(61_000, 66_000) >= 61_000
+    assert {target for _, target in look.asked} == {"n3"}
+
+
+async def test_each_further_time_the_rest_is_twice_as_long_up_to_a_limit() -> None:
+    """A node that gives way with several partitions at once rests once; one that did well for long begins anew."""
+    look = Look()
+    at_ms, length_ms = 1_000, REST_MIN_MS
+    for _ in range(8):
+        look.give_way(at_ms)
+        look.give_way(at_ms + 10)
+        assert look.balancer._resting(at_ms + length_ms - 1) == {"n3": at_ms + length_ms}
+        assert look.balancer._resting(at_ms + length_ms) == {}
+        at_ms += length_ms
+        length_ms = min(REST_MAX_MS, 2 * length_ms)
+    assert length_ms == REST_MAX_MS
+    at_ms += 2 * REST_MAX_MS
+    look.balancer.look(look.records, look.registrations, at_ms, busy=True)
+    look.give_way(at_ms)
+    assert look.balancer._resting(at_ms) == {"n3": at_ms + REST_MIN_MS}

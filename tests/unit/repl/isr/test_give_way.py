@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from isthmus.repl.isr.give_way import CHECK_MS, GIVE_WAY_AGAIN_CHECKS, GIVE_WAY_CHECKS, GiveWay, IsolationCheck
-from isthmus.repl.model.record import Member, PartitionRecord
+from dataclasses import replace
+
+from isthmus.repl.isr.give_way import (
+    CHECK_MS,
+    GIVE_WAY_AGAIN_CHECKS,
+    GIVE_WAY_CHECKS,
+    GiveWay,
+    IsolationCheck,
+    gave_way,
+)
+from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus
 from tests.support.replica_builders import GEN, MEMBER, NODE, online
 from tests.support.streamed_group import StreamedGroup
 
@@ -91,3 +100,36 @@ def test_an_acknowledgement_by_a_stream_is_contact() -> None:
     group.exchange("n2")
     assert leader.isolation.contact
     assert leader.isolation.had_contact
+
+
+def checks_without_contact(*, unlinked: bool, reached: frozenset[str]) -> tuple[int, GiveWay]:
+    """How many checks a leader takes whose followers never came, and how it gives way."""
+    isolation, now_ms = IsolationCheck(), 0
+    record = a_record_of_four()
+    for count in range(3 * GIVE_WAY_AGAIN_CHECKS):
+        found = isolation.check(
+            record, MEMBER, {}, powerless=True, keeps_up=False, now_ms=now_ms, unlinked=unlinked, reached=reached
+        )
+        if found is not None:
+            return count, found
+        now_ms += CHECK_MS
+    raise AssertionError("never gives way")
+
+
+def test_a_leader_that_its_followers_cannot_dial_does_not_wait_for_them_as_for_dead_ones() -> None:
+    """It has dialled one of them, so that one lives, and none has dialled it: it gives way after the short limit, to
+    one that it reaches. Where it reaches none, or one is connected, it takes the long one."""
+    count, way = checks_without_contact(unlinked=True, reached=frozenset({"n3"}))
+    assert (count, way.to) == (GIVE_WAY_CHECKS, OTHERS[1])
+    assert gave_way(way.record) == NODE
+    assert checks_without_contact(unlinked=True, reached=frozenset({"n9"}))[0] == GIVE_WAY_AGAIN_CHECKS
+    assert checks_without_contact(unlinked=False, reached=frozenset({"n3"}))[0] == GIVE_WAY_AGAIN_CHECKS
+
+
+def test_only_a_record_that_gives_way_says_who_did() -> None:
+    """Not one of another election, nor the one that is decided upon."""
+    _, way = checks_without_contact(unlinked=True, reached=frozenset({"n3"}))
+    assert gave_way(a_record_of_four()) is None
+    assert gave_way(replace(way.record, reason=f"{NODE} resigned")) is None
+    assert gave_way(replace(way.record, tried=frozenset())) is None
+    assert gave_way(replace(way.record, status=PartitionStatus.CANDIDATE_FOUND)) is None

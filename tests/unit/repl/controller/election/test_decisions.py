@@ -479,3 +479,16 @@ def test_a_candidate_with_a_log_that_the_record_does_not_mean_is_not_brought_onl
         decided = elect(record, {NODE: registered(NODE, log_id=log_id)}, 10, 0, {(5, NODE, 100, log_id)})
         online = isinstance(decided, ProposeRecord) and decided.record.status is PartitionStatus.ONLINE
         assert online is (log_id == MEMBER.log_id)
+
+
+def test_a_node_that_cannot_be_dialled_is_nominated_only_where_no_other_can_be() -> None:
+    """It would lead without followers; neither the longest log nor a preference outweighs that, since safety does not
+    rest on the ranking (H12)."""
+    reported = {"a": (6, 100), "b": (6, 90), "c": (6, 80)}
+    for record in (in_election(), in_election(preferred="a")):
+        chosen = elect(record, ALL, 0, 0, (), reported=reported, unreached=frozenset({"a"}))
+        assert isinstance(chosen, ProposeRecord)
+        assert chosen.record.candidate == Incarnation("b", 102)
+    alone = elect(in_election(isr=frozenset({A})), ALL, 0, 0, (), reported=reported, unreached=frozenset({"a"}))
+    assert isinstance(alone, ProposeRecord)
+    assert alone.record.candidate == Incarnation("a", 101)
