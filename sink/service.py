@@ -29,6 +29,7 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotRea
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink import discovery, limits, peers, suspensions
 from isthmus.sink import status as listing
 from isthmus.sink.conflicts import Conflicts
@@ -232,9 +233,15 @@ class Sink:
     async def _maintain(self) -> None:
         while True:
             await asyncio.sleep(LETTERS_INTERVAL_S)
-            if self._peers.was_read:
-                self._apply_peers(self._peers.value)
-            await self._count_letters()
+            try:
+                if self._peers.was_read:
+                    self._apply_peers(self._peers.value)
+            except Exception as error:
+                unforeseen.exception("sink.peers_bug", error)
+            try:
+                await self._count_letters()
+            except Exception as error:
+                unforeseen.exception("sink.dead_letters_bug", error)
             await self._settle_letters()
 
     # ---------------------------------------------------------------- discovery
@@ -243,9 +250,9 @@ class Sink:
         while True:
             try:
                 await self._discover_once()
-            except Exception:
+            except Exception as error:
                 # One bad answer must not end the discovery; links stay as they are meanwhile.
-                log.exception("sink.discovery_bug")
+                unforeseen.exception("sink.discovery_bug", error)
             await asyncio.sleep(self._settings.discovery_interval_ms / 1000)
 
     async def _discover_once(self) -> None:
@@ -503,8 +510,8 @@ class Sink:
             _, self._letters_checked_upto = await self._retry.settle(self._letters_checked_upto, LETTERS_CHECKED)
         except IsthmusError as error:
             log.info("sink.dead_letters_not_settled", reason=error.reason)
-        except Exception:
-            log.exception("sink.dead_letters_bug")  # the other maintenance must go on
+        except Exception as error:
+            unforeseen.exception("sink.dead_letters_bug", error)  # the other maintenance must go on
 
     async def _chosen(self, numbers: Sequence[int] | None) -> list[int]:
         if numbers is not None:

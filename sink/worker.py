@@ -22,6 +22,7 @@ from isthmus.repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, 
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.repl.property_digests import PropertyDifference, differences
+from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink.backoff import CycleResult
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.counter_exchange import CounterExchange
@@ -262,7 +263,7 @@ class Slot:
             return [PushResult(PushOutcome.FAILED, late)] * len(items)
         except Exception as error:
             # A bug must neither lose a batch nor stop a link: it is logged, and the batch comes again.
-            log.exception("sink.push_bug", queue=self.link.name.queue, peer=self.link.name.peer)
+            unforeseen.exception("sink.push_bug", error, queue=self.link.name.queue, peer=self.link.name.peer)
             return [PushResult(PushOutcome.FAILED, OutcomeUnknown(f"a fault in this program: {error!r}"))] * len(items)
 
     async def _keep_rejected(

@@ -56,6 +56,7 @@ from isthmus.aae.scheduling.schedule import (
 from isthmus.config.settings import ALL_TYPES, FullSyncSettings
 from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady, Retryable
 from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.unforeseen import unforeseen
 
 SKIPPED_KEPT: Final = 50
 """Newest skipped slots per peer, shown to operators."""
@@ -622,5 +623,5 @@ class CheckScheduler:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("fullsync.bug", exc_info=task.exception())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            unforeseen.exception("fullsync.bug", error)

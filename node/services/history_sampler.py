@@ -38,6 +38,7 @@ from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.shortage import is_shortage
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family, Sample
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -351,7 +352,7 @@ class HistorySampler:
                     if is_shortage(error):  # /proc is files, too
                         log.warning("history.source_short", source=name, error=str(error))
                     else:
-                        log.exception("history.source_failed", source=name)
+                        unforeseen.exception("history.source_failed", error, source=name)
                     self._failing.add(source)
             else:
                 self._failing.discard(source)

@@ -483,6 +483,7 @@ def test_dead_letters_outlive_a_restart_and_are_bounded(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.logs_errors("sink.dead_letters_damaged")
 def test_a_damaged_file_of_dead_letters_is_put_aside(tmp_path: Path) -> None:
     """An unreadable file is renamed and logged, and a new one begun: the sink continues."""
     file = tmp_path / "letters.sqlite"
