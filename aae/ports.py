@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from isthmus.config.settings import FullSyncSettings
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.model.keys import SEGMENT_COUNT
 
@@ -104,6 +105,18 @@ class QueueTypes(Protocol):
 
     def repair_types(self, queue: str) -> Sequence[str]:
         """Bucket types whose repairs the filter of `queue` lets through; the default one for an unknown queue."""
+
+
+class OtherClocks(Protocol):
+    """What is known of the clocks of other nodes and clusters."""
+
+    @property
+    def peers(self) -> ClockOffsets:
+        """Those of other clusters, by the address of a node."""
+
+    def skew_ms(self, peer_urls: Collection[str]) -> int:
+        """How far any clock of this cluster, or of the clusters at `peer_urls`, may be from this node's, as far as it
+        is measured."""
 
 
 class PeerAccess(Protocol):

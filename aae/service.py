@@ -19,7 +19,7 @@ from isthmus.aae import status as listing
 from isthmus.aae.exchange.cluster import ClusterTrees
 from isthmus.aae.exchange.local import LocalTrees
 from isthmus.aae.exchange.remote import PeerTrees
-from isthmus.aae.ports import LocalReplicas, Members, NodeRpc, PeerAccess, QueueTypes, RpcHandler
+from isthmus.aae.ports import LocalReplicas, Members, NodeRpc, OtherClocks, PeerAccess, QueueTypes, RpcHandler
 from isthmus.aae.scheduling.alarm import SchedulerAlarm
 from isthmus.aae.scheduling.check import PeerChecker, Repairs
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps
@@ -67,12 +67,14 @@ class FullSync(Checkers, ForeignObjects):
         access: PeerAccess,
         repairs: Repairs,
         gaps: Gaps,
+        clocks: OtherClocks,
         time: TimeSource,
         read_pool: Executor,
     ) -> None:
         self._config = config
         self._access = access
         self._repairs = repairs
+        self._clocks = clocks
         self._time = time
         self._random = Random()  # noqa: S311 - the order of checks is no secret
         self.trees = TreeCache(
@@ -105,6 +107,7 @@ class FullSync(Checkers, ForeignObjects):
             members=members,
             queue_types=queue_types,
             proofs=TreeProofs(self.cluster_trees, gaps),
+            skew_ms=clocks.skew_ms,
             time=time,
         )
         self.gap_healer = GapHealer(self.scheduler, gaps, time)
@@ -119,6 +122,7 @@ class FullSync(Checkers, ForeignObjects):
             timeout_ms=settings.timeout_ms,
             access=self._access.credentials(settings),
             compress=settings.compress,
+            clocks=self._clocks.peers,
         )
         return PeerChecker(
             settings,

@@ -385,7 +385,8 @@ def command_parts(context: click.Context, command: click.Command, level: int) ->
 
 def is_shared(option: click.Option) -> bool:
     """True for an option that the page describes once: one of connections, or the output format."""
-    return option.opts[-1] in COMMON and (isinstance(option, ConnectionOption) or option.opts[-1] == "--output")
+    known = isinstance(option, ConnectionOption) or option.opts[-1] == "--output"
+    return option.opts[-1] in COMMON and known and not option.multiple  # where it may be repeated, it is its own
 
 
 def options_of(command: click.Command) -> list[click.Option]:

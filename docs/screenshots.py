@@ -79,9 +79,9 @@ class Picture(NamedTuple):
 
 
 PICTURES: Final = (
-    Picture("overview", "overview", 620),
+    Picture("overview", "overview", 760),
     Picture("cluster", "cluster", 1_000),
-    Picture("telemetry", "telemetry?range=minutes", 860),
+    Picture("telemetry", "telemetry?range=minutes", 1_000),
 )
 
 

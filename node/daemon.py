@@ -47,6 +47,7 @@ from isthmus.node.client_api import application
 from isthmus.node.client_api.application import ClientApi
 from isthmus.node.client_api.cluster_routes import add_cluster_routes
 from isthmus.node.client_api.members import add_members
+from isthmus.node.client_api.objects import ROUTE
 from isthmus.node.client_api.properties import PropertyRoutes
 from isthmus.node.client_api.riak_info import RiakView
 from isthmus.node.client_api.row_streams import RowRoutes
@@ -65,10 +66,11 @@ from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services import history_sampler, lag_metrics, write_traces
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
+from isthmus.node.services.history_sampler import DurationSource
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
 from isthmus.queues import status
-from isthmus.repl import telemetry, unforeseen
+from isthmus.repl import clock_offsets, telemetry, unforeseen
 from isthmus.repl import traces as change_traces
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller import suspicion
@@ -167,6 +169,7 @@ METRICS: Final = {
     **audit_log.HELP,
     **history_sampler.HELP,
     **lag_metrics.HELP,
+    **clock_offsets.HELP,
     **live.HELP,
     **change_traces.HELP,
     **write_traces.HELP,
@@ -180,7 +183,6 @@ def run(settings: Settings, file: Path) -> int:
     Raises IsthmusError when the node cannot start: one line with the next step."""
     tune()
     logs.configure(settings.log, settings.node.name)
-    take_descriptors(settings)
     log.info(
         "node.starting",
         version=program_version(),
@@ -191,6 +193,7 @@ def run(settings: Settings, file: Path) -> int:
         pid=os.getpid(),
         platform=platform.platform(),
     )
+    take_descriptors(settings)
     return uvloop.run(_run(settings, file, ServiceManager()))
 
 
@@ -331,6 +334,7 @@ class Node:
         await services.queues.start()
         await services.sink.start()
         await services.fullsync.start_checks()
+        services.clocks.start()
         services.history_sampler.start()
         await self._listeners.start(self.client_api, self.admin_api)
         self._serving = True
@@ -398,6 +402,7 @@ class Node:
             addresses=services.client_routes,
             traces=None if services.traces is None else services.traces.writes,
         )
+        services.history_sampler.add_source(DurationSource(self.client_api.durations, ROUTE))
         add_members(self.client_api, services.membership)
         add_cluster_routes(self.client_api, services.client_routes)
         PropertyRoutes(services.properties, self.client_api)
@@ -408,6 +413,7 @@ class Node:
             self.client_api,
             cluster=cluster,
             cluster_name=cluster_name,
+            wall_ms=self._time.wall_ms,
         )
         RowRoutes(
             services.row_streams,
@@ -446,6 +452,7 @@ class Node:
                 services.row_streams.metrics,
                 services.history_sampler.samples,
                 services.lag_metrics.samples,
+                services.clocks.samples,
                 self.admin_api.live.samples,
                 self._listeners.samples,
                 self.client_api.samples,
@@ -588,6 +595,7 @@ class Node:
         self.admin_api.stop()
         await services.history_sampler.stop()
         await services.lag_metrics.stop()
+        await services.clocks.stop()
         services.row_streams.stop()
         await self._listeners.drain()
         await services.fullsync.stop_checks()

@@ -325,7 +325,7 @@ class QueueServer:
             [] if batch is None else batch.items(),
             REAL_TIME if batch is None else batch.priority,
             properties,
-            None if batch is None else max(0, batch.taken_ms - came_ms),
+            max(0, (self._time.now_ms() if batch is None else batch.taken_ms) - came_ms),
             self.machine.held_back_since(),
             scopes,
             traces,

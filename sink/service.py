@@ -21,6 +21,7 @@ from isthmus.config.settings import PeerSettings, SinkSettings
 from isthmus.config.text import clause, quantity
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.wire import UnknownFetchVersion
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.http.client import HttpPeer, PeerCredentials
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
@@ -28,6 +29,7 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotRea
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink import discovery, limits, peers, suspensions
 from isthmus.sink import status as listing
 from isthmus.sink.conflicts import Conflicts
@@ -120,6 +122,7 @@ class Sink:
         conflicts: Conflicts,
         credentials: SourceAccess,
         cluster: SinkNodes,
+        clocks: ClockOffsets,
         traces: SinkTraces | None = None,
         counters: CounterExchange | None = None,
     ) -> None:
@@ -149,7 +152,7 @@ class Sink:
         self._effective_limits = self._default_limits
         self._pool = WorkerPool(
             settings,
-            SinkContext(kv, time, letters, conflicts, self, self._stopping, traces, counters),
+            SinkContext(kv, time, letters, conflicts, self, self._stopping, clocks, traces, counters),
             self._local,
             seeds=self._seeds,
             node=node_name,
@@ -230,9 +233,15 @@ class Sink:
     async def _maintain(self) -> None:
         while True:
             await asyncio.sleep(LETTERS_INTERVAL_S)
-            if self._peers.was_read:
-                self._apply_peers(self._peers.value)
-            await self._count_letters()
+            try:
+                if self._peers.was_read:
+                    self._apply_peers(self._peers.value)
+            except Exception as error:
+                unforeseen.exception("sink.peers_bug", error)
+            try:
+                await self._count_letters()
+            except Exception as error:
+                unforeseen.exception("sink.dead_letters_bug", error)
             await self._settle_letters()
 
     # ---------------------------------------------------------------- discovery
@@ -241,9 +250,9 @@ class Sink:
         while True:
             try:
                 await self._discover_once()
-            except Exception:
+            except Exception as error:
                 # One bad answer must not end the discovery; links stay as they are meanwhile.
-                log.exception("sink.discovery_bug")
+                unforeseen.exception("sink.discovery_bug", error)
             await asyncio.sleep(self._settings.discovery_interval_ms / 1000)
 
     async def _discover_once(self) -> None:
@@ -501,8 +510,8 @@ class Sink:
             _, self._letters_checked_upto = await self._retry.settle(self._letters_checked_upto, LETTERS_CHECKED)
         except IsthmusError as error:
             log.info("sink.dead_letters_not_settled", reason=error.reason)
-        except Exception:
-            log.exception("sink.dead_letters_bug")  # the other maintenance must go on
+        except Exception as error:
+            unforeseen.exception("sink.dead_letters_bug", error)  # the other maintenance must go on
 
     async def _chosen(self, numbers: Sequence[int] | None) -> list[int]:
         if numbers is not None:

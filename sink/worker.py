@@ -17,10 +17,12 @@ from isthmus.config.text import clause, quantity
 from isthmus.queues.leases import Session
 from isthmus.queues.window_rules import REAL_TIME, Item
 from isthmus.queues.wire import BatchAck, FetchReply
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.repl.property_digests import PropertyDifference, differences
+from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink.backoff import CycleResult
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.counter_exchange import CounterExchange
@@ -111,6 +113,8 @@ class SinkContext(NamedTuple):
     conflicts: Conflicts
     sources: SourceRegistry
     stopping: asyncio.Event
+    clocks: ClockOffsets
+    """By the address of the peer."""
     traces: SinkTraces | None = None
     """None: traces are off."""
     counters: CounterExchange | None = None
@@ -147,6 +151,7 @@ class Slot:
             del link.open_fetches[id(self)]
         came_ms = time.now_ms()
         waited_ms = came_ms - asked_ms
+        self._context.clocks.answered(link.name.peer, reply.now_ms, waited_ms - (reply.waited_ms or 0))
         link.fetches += 1
         link.cluster = reply.cluster
         link.source_cluster = reply.cluster_name
@@ -258,7 +263,7 @@ class Slot:
             return [PushResult(PushOutcome.FAILED, late)] * len(items)
         except Exception as error:
             # A bug must neither lose a batch nor stop a link: it is logged, and the batch comes again.
-            log.exception("sink.push_bug", queue=self.link.name.queue, peer=self.link.name.peer)
+            unforeseen.exception("sink.push_bug", error, queue=self.link.name.queue, peer=self.link.name.peer)
             return [PushResult(PushOutcome.FAILED, OutcomeUnknown(f"a fault in this program: {error!r}"))] * len(items)
 
     async def _keep_rejected(

@@ -25,6 +25,7 @@ from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.timers import DeadlineTimer
+from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink.backoff import CycleResult, Delays
 from isthmus.sink.discovery import LinkTarget
 from isthmus.sink.fetch import Fetcher, FetchOptions, LocalCluster
@@ -296,8 +297,12 @@ class WorkerPool:
             self._alarm.call_within(IDLE_WAIT_S)
             return None
         now_ms = self._context.time.now_ms()
-        held_ms = self._throttle.wait_ms(now_ms)
-        turn = None if held_ms else self.scheduler.take(now_ms)
+        try:
+            held_ms = self._throttle.wait_ms(now_ms)
+            turn = None if held_ms else self.scheduler.take(now_ms)
+        except Exception as error:  # the alarm rings again: without it no link would be fetched from any more
+            unforeseen.exception("sink.turn_bug", error)
+            held_ms, turn = round(1000 * IDLE_WAIT_S), None
         if turn is None:
             due_ms = self.scheduler.next_due_ms()
             wait_s = IDLE_WAIT_S if due_ms is None else max(due_ms - now_ms, held_ms, 1) / 1000
@@ -315,7 +320,12 @@ class WorkerPool:
         now_ms = self._context.time.now_ms()
         for name, slots in self._slots.items():
             for number, slot in enumerate(slots):
-                if slot.fetcher.ack is not None and self.scheduler.begin_ack(name, number, now_ms):
+                try:
+                    due = slot.fetcher.ack is not None and self.scheduler.begin_ack(name, number, now_ms)
+                except Exception as error:
+                    unforeseen.exception("sink.turn_bug", error, queue=name.queue, peer=name.peer)
+                    continue
+                if due:
                     task = asyncio.get_running_loop().create_task(self._acknowledge(name, number, slot))
                     self._ack_tasks.add(task)
                     task.add_done_callback(self._ack_tasks.discard)
@@ -324,8 +334,8 @@ class WorkerPool:
         done = False
         try:
             done = await slot.acknowledge()
-        except Exception:
-            log.exception("sink.bug", queue=name.queue, peer=name.peer)  # as in `_work`
+        except Exception as error:
+            unforeseen.exception("sink.bug", error, queue=name.queue, peer=name.peer)  # as in `_work`
         self.scheduler.ack_done(name, number, done, self._context.time.now_ms())
         self._remove_ended()
         self._start_workers()
@@ -354,7 +364,7 @@ class WorkerPool:
                 await slot.acknowledge()
         except Exception as error:
             # A bug must neither stop a link for good nor keep its worker: it is logged, counted, and delays the link.
-            log.exception("sink.bug", queue=name.queue, peer=name.peer)
+            unforeseen.exception("sink.bug", error, queue=name.queue, peer=name.peer)
             slot.link.last_error, slot.link.last_error_reason = f"a fault in this program: {error!r}", "internal"
         self.scheduler.report(name, number, result, self._context.time.now_ms(), waited_ms)
         self._remove_ended()

@@ -26,6 +26,7 @@ from typing import Any, Final
 import hypothesis
 import pytest
 
+from tests.support.log_watch import LogFiles, LogWatch, allowed_of, unexpected
 from tests.support.samples import share
 
 GRACE_S: Final = 5.0
@@ -188,6 +189,38 @@ def nothing_left_running() -> Iterator[None]:
         if time.monotonic() > deadline:
             pytest.fail("left running: " + ", ".join(sorted(_described(one) for one in left)))
         time.sleep(0.01)
+
+
+WATCHED: Final = (
+    "tests/component/",
+    "tests/system/",
+    "tests/spark/",
+    "tests/unit/repl/coordinator/",
+    "tests/unit/queues/",
+)
+"""Folders whose tests have real nodes, or parts of one that serve."""
+
+
+@pytest.fixture(autouse=True)
+def no_unexpected_error_is_logged(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Fails a test whose nodes log an error that it does not name (`tests.support.log_watch`)."""
+    if not request.node.nodeid.startswith(WATCHED):
+        yield
+        return
+    watch = LogWatch()
+    with watch.watching():
+        yield
+    files = _log_files.setdefault(tmp_path_factory.getbasetemp(), LogFiles(tmp_path_factory.getbasetemp()))
+    found = unexpected([*watch.errors, *files.errors()], allowed_of(request.node))
+    if found:
+        shown = "\n".join(f"{each.event}: {each.text[:1500]}" for each in found[:10])
+        pytest.fail(f"{len(found)} errors were logged that the test does not name:\n{shown}")
+
+
+_log_files: dict[Path, LogFiles] = {}
+"""By the folder of this process's temporary files."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, RepairRequest, RootsRequest, RowsResponse
@@ -31,6 +31,16 @@ NODE_FAULTS: Final = frozenset({401, 403, 408, 429})
 refusals would be the same at every node."""
 
 Response = TypeVar("Response")
+
+
+class PeerClocks(Protocol):
+    """What is known of the clocks of other clusters (`repl.clock_offsets.ClockOffsets`). For any thread."""
+
+    def now_ms(self) -> int:
+        """Monotonic milliseconds."""
+
+    def answered(self, name: str, wall_ms: int, round_trip_ms: float) -> None:
+        """Note the wall clock of an answer that has just come, by the address of the peer."""
 
 
 class TypeLacking(PeerFault):
@@ -58,13 +68,15 @@ class PeerTrees:
         timeout_ms: int,
         access: PeerCredentials = OPEN,
         compress: bool = False,
+        clocks: PeerClocks,
     ) -> None:
         self._peers = [HttpPeer(url, CONNECTIONS, access) for url in urls]
         self._first = 0
         self._own = own
         self._name = cluster_name
         self._timeout_ms = timeout_ms
-        self._suffix = f"?compress={wire.ZSTD}" if compress else ""
+        self._clocks = clocks
+        self._suffix = f"?{wire.CLOCK}=1" + (f"&compress={wire.ZSTD}" if compress else "")
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="fullsync")
         self.cluster: bytes | None = None
         self.bytes_received = 0
@@ -110,6 +122,7 @@ class PeerTrees:
         for turn in range(len(self._peers)):
             at = (self._first + turn) % len(self._peers)
             peer = self._peers[at]
+            asked_ms = self._clocks.now_ms()
             try:
                 data = peer.post(
                     path,
@@ -119,20 +132,24 @@ class PeerTrees:
                     limit_bytes=wire.MESSAGE_BYTES_MAX,
                 )
             except HttpRefused as error:
-                response = error if str(error).startswith(peer.url) else _with_url(peer.url, error)
+                refusal = error if str(error).startswith(peer.url) else _with_url(peer.url, error)
                 if error.status < 500 and error.status not in NODE_FAULTS:
-                    raise (TypeLacking(str(response)) if error.reason == TypeLacking.reason else response) from error
-                failure = response
+                    raise (TypeLacking(str(refusal)) if error.reason == TypeLacking.reason else refusal) from error
+                failure = refusal
             except PeerFault as error:
                 failure = error
             else:
                 self._first = at
+                took_ms = self._clocks.now_ms() - asked_ms
                 self.bytes_received += len(data)
-                return decode(self._checked(peer.url, data))
+                response = self._checked(peer.url, data)
+                if response.wall_ms is not None:
+                    self._clocks.answered(peer.url, response.wall_ms, took_ms)
+                return decode(response.body)
         assert failure is not None
         raise failure
 
-    def _checked(self, url: str, data: bytes) -> bytes:
+    def _checked(self, url: str, data: bytes) -> wire.PeerResponse:
         response = wire.decode_peer_response(data)
         if response.cluster == self._own:
             raise WrongPeerCluster(f"{url} is a node of this cluster: full-sync compares with another one")
@@ -143,7 +160,7 @@ class PeerTrees:
                 f"{url} answers for cluster {response.cluster.hex()}, others for {self.cluster.hex()}"
             )
         self.cluster = response.cluster
-        return response.body
+        return response
 
 
 def _batches(names: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[tuple[bytes, bytes], ...]]:

@@ -205,30 +205,38 @@ ZSTD_FROM_BYTES: Final = 512
 """Smaller bodies are not compressed: there is nothing to gain."""
 
 
+CLOCK: Final = "clock"
+"""The parameter `?clock=1` asks for the wall clock in the answer; nodes that do not know it leave it out."""
+
+
 class PeerResponse(NamedTuple):
-    """A response to another cluster: the responding cluster's uuid and name, and the body."""
+    """A response to another cluster: the responding cluster's uuid and name, the body, and the node's wall clock when
+    it was sent (None: not sent)."""
 
     cluster: bytes
     cluster_name: str
     body: bytes
+    wall_ms: int | None = None
 
 
 def encode_peer_response(response: PeerResponse, compress: str = "") -> bytes:
-    """With ZSTD the body becomes one zstd frame with its size, and ZSTD is appended to the list. Compressing takes
-    milliseconds per megabyte: run it off the event loop."""
+    """With ZSTD the body becomes one zstd frame with its size, and ZSTD is appended to the list; then the wall clock,
+    if there is one. Compressing takes milliseconds per megabyte: run it off the event loop."""
+    parts: list[Any] = [VERSION, *response[:3]]
     if compress == ZSTD and len(response.body) >= ZSTD_FROM_BYTES:
-        frame = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(response.body)
-        return _pack([VERSION, response.cluster, response.cluster_name, frame, ZSTD])
-    return _pack([VERSION, *response])
+        parts[3:] = [zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(response.body), ZSTD]
+    return _pack(parts if response.wall_ms is None else [*parts, response.wall_ms])
 
 
 def decode_peer_response(data: bytes) -> PeerResponse:
     """Raises CodecError."""
-    match _unpack(data, "an answer about trees"):
+    parts = _unpack(data, "an answer about trees")
+    wall_ms = parts.pop() if parts and type(parts[-1]) is int and parts[-1] >= 0 else None
+    match parts:
         case [bytes(cluster), str(name), bytes(body)] if len(cluster) == CLUSTER_BYTES:
-            return PeerResponse(cluster, name, body)
+            return PeerResponse(cluster, name, body, wall_ms)
         case [bytes(cluster), str(name), bytes(frame), "zstd"] if len(cluster) == CLUSTER_BYTES:
-            return PeerResponse(cluster, name, _unzipped(frame))
+            return PeerResponse(cluster, name, _unzipped(frame), wall_ms)
     raise CodecError("not an answer about trees: cluster, its name, and the answer")
 
 

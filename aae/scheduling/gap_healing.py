@@ -30,6 +30,7 @@ from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
 from isthmus.aae.scheduling.scheduler import Busy, CheckScheduler, PeerState
 from isthmus.repl.model.errors import BadInput, IsthmusError
 from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -197,8 +198,10 @@ class GapHealer:
                 await act(name)
             except IsthmusError as error:
                 log.info("fullsync.gaps_put_off", peer=name, error=str(error))
-            except Exception:
-                log.exception("fullsync.gaps_bug", peer=name)  # the other peers' gaps are looked at all the same
+            except Exception as error:
+                unforeseen.exception(
+                    "fullsync.gaps_bug", error, peer=name
+                )  # the other peers' gaps are looked at all the same
 
     async def _wait_for_check(self, timeout_s: float) -> bool:
         """Wait for the end of any check; False on time-out."""

@@ -203,9 +203,22 @@ def choose_auto(
     return (CheckKind.ALL if window.contains(wall_ms) else CheckKind.DAY), state
 
 
+SKEW_MAX_MS: Final = HOUR_MS
+"""Clocks that differ by more make no range: a check compares everything then."""
+
+
+def widened(times: TimeRange | None, skew_ms: int) -> TimeRange | None:
+    """A range for keys that are stamped by clocks up to `skew_ms` from this node's; None: all. Keys outside of a range
+    are not called equal: a check whose range is too narrow ends as incomplete."""
+    if times is None or skew_ms > SKEW_MAX_MS:
+        return None if times is None or times.bucket is None else replace(times, since_ms=0, before_ms=0)
+    since_ms = max(0, times.since_ms - skew_ms) if times.since_ms else 0
+    return replace(times, since_ms=since_ms, before_ms=times.before_ms + skew_ms if times.before_ms else 0)
+
+
 def compared_times(kind: CheckKind, state: PeerScheduleState, wall_ms: int) -> TimeRange | None:
-    """The time range of a check that begins now; None: all. The default range begins with the newest check that found
-    nothing to repair."""
+    """The time range of a check that begins now, by this node's clock; None: all. The default range begins with the
+    newest check that found nothing to repair."""
     until_ms = wall_ms + RANGE_AHEAD_MS
     if kind is CheckKind.DAY:
         return TimeRange(wall_ms - DAY_MS, until_ms)

@@ -51,10 +51,12 @@ from isthmus.aae.scheduling.schedule import (
     retry_after,
     slot_moment,
     state_after,
+    widened,
 )
 from isthmus.config.settings import ALL_TYPES, FullSyncSettings
 from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady, Retryable
 from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.unforeseen import unforeseen
 
 SKIPPED_KEPT: Final = 50
 """Newest skipped slots per peer, shown to operators."""
@@ -155,8 +157,10 @@ class CheckScheduler:
         members: Members,
         queue_types: QueueTypes,
         proofs: CheckProofs,
+        skew_ms: Callable[[Sequence[str]], int],
         time: TimeSource,
     ) -> None:
+        """`skew_ms(urls)`: how far a clock of this cluster, or of the one at `urls`, may be from this node's."""
         self._settings = settings
         self._node = node
         self._checkers = checkers
@@ -165,6 +169,7 @@ class CheckScheduler:
         self._members = members
         self._queue_types = queue_types
         self._proofs = proofs
+        self._skew_ms = skew_ms
         self._time = time
         self._tasks: set[asyncio.Task[Any]] = set()
         self.peers: dict[str, PeerState] = {}
@@ -444,7 +449,8 @@ class CheckScheduler:
             await self._save()  # how many are still to be left out
             return []
         state = history.schedule_state
-        times = given or compared_times(kind, state, began_ms)
+        skew_ms = self._skew_ms(peer.settings.urls.split(","))
+        times = widened(given or compared_times(kind, state, began_ms), skew_ms)
         results: list[CheckResult] = []
         modified: list[int] = []
         buckets: set[bytes] = set()
@@ -617,5 +623,5 @@ class CheckScheduler:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("fullsync.bug", exc_info=task.exception())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            unforeseen.exception("fullsync.bug", error)

@@ -29,6 +29,7 @@ from isthmus.aae.trees.tree import (
 from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.store.port import Store
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -92,8 +93,10 @@ class ReplicaTreeCheck:
                 for node in followers:
                     try:
                         await self.compare(partition, node)
-                    except Exception:
-                        log.exception("trees.agreement_bug", partition=partition)  # go on with the other replicas
+                    except Exception as error:
+                        unforeseen.exception(
+                            "trees.agreement_bug", error, partition=partition
+                        )  # go on with the other replicas
             if not led:
                 await asyncio.sleep(ROUND_S)
 

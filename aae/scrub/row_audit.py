@@ -31,6 +31,7 @@ from isthmus.repl.model.errors import Corruption, IsthmusError
 from isthmus.repl.model.keys import SEGMENT_COUNT
 from isthmus.repl.store.port import Store
 from isthmus.repl.store.rows import segment_name
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -118,8 +119,8 @@ class Scrubber:
     async def _guarded(self, check: Awaitable[object]) -> None:
         try:
             await check
-        except Exception:
-            log.exception("trees.audit_bug")  # go on with the other replicas
+        except Exception as error:
+            unforeseen.exception("trees.audit_bug", error)  # go on with the other replicas
 
     async def _wait(self, seconds: float) -> None:
         """Wait for the next check; requested repairs and suspects are handled meanwhile."""

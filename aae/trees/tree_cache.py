@@ -32,6 +32,7 @@ from isthmus.repl.model.keys import SEGMENT_COUNT
 from isthmus.repl.model.ports import AppliedEntries, TimeSource
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family, Sample
+from isthmus.repl.unforeseen import unforeseen
 
 
 class TreeState(StrEnum):
@@ -197,6 +198,8 @@ class TreeCache:
                         )
                     except LocalFault as error:
                         log.warning("trees.not_saved", partition=partition, error=str(error))
+                    except Exception as error:  # the tree is built again at the next start
+                        unforeseen.exception("trees.save_bug", error, partition=partition)
         self._pool.shutdown()
 
     # -- updates ----------------------------------------------------------------------------------------
@@ -206,7 +209,12 @@ class TreeCache:
         for partition, entries, _ in applied:
             cached = self.cached.get(partition)
             if cached is not None:  # else opened since the last poll; the next poll reads its applied offset
-                self._applied(partition, cached, entries)
+                try:
+                    self._applied(partition, cached, entries)
+                except Exception as error:  # this tree may lack a change: it is built again
+                    unforeseen.exception("trees.apply_bug", error, partition=partition)
+                    self._gap(partition, cached)
+                    cached.offset = entries[-1].offset + 1
 
     def _applied(self, partition: int, cached: CachedTree, entries: Sequence[Entry]) -> None:
         first = entries[0].offset
@@ -310,7 +318,9 @@ class TreeCache:
             except IsthmusError as error:
                 log.error("trees.failed", error=str(error))
             except Exception as error:
-                log.exception("trees.bug")  # the task must go on: without trees the node can never be proven in sync
+                unforeseen.exception(
+                    "trees.bug", error
+                )  # the task must go on: without trees the node can never be proven in sync
                 cached = None if partition is None else self.cached.get(partition)
                 if partition is not None and cached is not None:
                     cached.build = None

@@ -409,7 +409,9 @@ class FullSyncAdmin:
         unknown = {node: answers.unknown.get(node, GONE) for node, reported in nodes.items() if reported is None}
         since = {node: services.downtimes.since_ms(node) for node in unknown}
         down = {node: at_ms for node, at_ms in since.items() if at_ms is not None}
-        return {"nodes": nodes, "gone": down, "unknown": unknown, "at_ms": services.time.wall_ms()}
+        return {"nodes": nodes, "gone": down, "unknown": unknown, "at_ms": services.time.wall_ms()} | {
+            "skew_ms": services.clocks.cluster_skew_ms()
+        }
 
     async def _ask_nodes(self, part: FullSyncPart) -> dict[str, dict[str, Any] | None]:
         nodes = self._services.membership.live_nodes()

@@ -18,7 +18,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from typing import Any, Final, Protocol
 
 import msgspec
-import structlog
 
 from isthmus.node.admin_api.history import DECIMALS, GONE, check_bucket_type, nodes_of
 from isthmus.node.http.application import Connected, Request, Stream, internal_error
@@ -30,8 +29,7 @@ from isthmus.node.services.history_query import NEWEST, NewestRequest
 from isthmus.node.services.history_series import ALL_TYPES, COLUMNS, SERIES, Scope, derive_one, name_of
 from isthmus.repl.model.errors import IsthmusError, NotReady, Overloaded
 from isthmus.repl.telemetry import Family, Sample
-
-log = structlog.get_logger(__name__)
+from isthmus.repl.unforeseen import unforeseen
 
 ROUND_OFFSET_MS: Final = 1_500
 """When in a place of the hour a round begins: all nodes have taken their sample in its first half."""
@@ -183,8 +181,8 @@ class LiveAdmin:
         while True:
             try:
                 await asyncio.gather(self._send_cluster(), self._send_samples())
-            except Exception:
-                log.exception("live.bug")
+            except Exception as error:
+                unforeseen.exception("live.bug", error)
             past_ms = (time.wall_ms() - ROUND_OFFSET_MS) % HOUR.step_ms
             wait_ms = HOUR.step_ms - past_ms
             # An early timer must not begin a round twice; after the first round the wait is 1 to 3 s.
@@ -197,8 +195,8 @@ class LiveAdmin:
         except IsthmusError as error:
             self._send_trouble(error)
             return
-        except Exception:
-            log.exception("live.bug")
+        except Exception as error:
+            unforeseen.exception("live.bug", error)
             self._send_trouble(internal_error())
             return
         event = event_of(CLUSTER, msgspec.json.encode(document))

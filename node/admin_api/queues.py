@@ -262,6 +262,7 @@ class QueueAdmin:
             "unknown": silent,
             "unknown_partitions": untold,
             "at_ms": self._services.time.wall_ms(),
+            "skew_ms": self._services.clocks.cluster_skew_ms(),
         }
 
     async def ledger(self, request: Request) -> Reply:
@@ -453,7 +454,8 @@ class QueueAdmin:
         }
 
     async def _applied(self) -> AppliedOffsets:
-        return await applied_offsets(self._services.query, self._nodes())
+        clocks, wall_ms = self._services.clocks, self._services.time.wall_ms()
+        return await applied_offsets(self._services.query, self._nodes(), wall_ms, clocks.cluster_skew_ms())
 
     async def _planned(self, act: str, name: str, **wish: Any) -> Reply:
         self._services.queues.named(name)

@@ -82,13 +82,20 @@ class ReplicationAdmin:
         answer = joined(answers, self._names())
         found = answer["object"]
         clock = None if found is None else decode_clock(bytes.fromhex(found["clock"]))
+        reaped = None if not answer["reaped_clock"] else decode_clock(bytes.fromhex(answer["reaped_clock"]))
         peers = [peer.settings for peer in self._services.fullsync.scheduler.peers.values()]
 
         def looks(one: FullSyncSettings) -> list[Callable[[], dict[str, Any]]]:
             ways = [PeerSettings(url, one.queue, one.cluster, one.token_file) for url in one.urls.split(",")]
             return [
                 partial(
-                    other_side, way.url, key, clock, self._services.credentials.access_to(way), known=answer["known"]
+                    other_side,
+                    way.url,
+                    key,
+                    clock,
+                    self._services.credentials.access_to(way),
+                    known=answer["known"],
+                    reaped=reaped,
                 )
                 for way in ways[:TRIES_MAX]
             ]

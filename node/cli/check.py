@@ -18,9 +18,10 @@ from isthmus.config.text import no_such
 from isthmus.config.units import format_duration
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit, failure_of
-from isthmus.node.cli.output import CliContext, echo_json, objects_in, printable
+from isthmus.node.cli.output import CliContext, echo_json, object_in, objects_in, printable
 from isthmus.node.cli.parameters import Count, Duration
 from isthmus.node.services.findings import (
+    CLOCKS,
     GAPS,
     ISR,
     LAG,
@@ -31,6 +32,9 @@ from isthmus.node.services.findings import (
     ProbeState,
     ProbeThresholds,
     by_severity,
+    clock_facts,
+    clocks_fine,
+    clocks_unknown,
     gap_facts,
     isr_facts,
     isr_fine,
@@ -160,7 +164,9 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: Adm
     nodes, at_ms = answer.get("nodes"), answer.get("at_ms")
     if not isinstance(nodes, dict) or not isinstance(at_ms, int):
         raise CommandFailed(Exit.UNAVAILABLE, "unknown", "the node does not report the results of all nodes' checks")
-    facts, known = sync_facts(nodes, limits, at_ms=at_ms, queue=queue, gone=answer.get("gone"))
+    facts, known = sync_facts(
+        nodes, limits, at_ms=at_ms, queue=queue, gone=answer.get("gone"), skew_ms=answer.get("skew_ms") or 0
+    )
     if not known:
         words = "no node that answers has a [[fullsync]]: nothing is compared"
         facts.append(Fact(ProbeState.UNKNOWN, words, Code.FULLSYNC_LACKING, "cluster"))
@@ -179,6 +185,19 @@ def gaps(warning: int, critical: int, queue: str | None, quiet: bool, query: Adm
     answer = query.get("/admin/gaps" + (f"?queue={quote(queue, safe='')}" if queue else ""))
     fine = "nothing was given up that is not proven yet"
     _finish(query, "gaps", gap_facts(answer, limits), fine, limits, quiet=quiet)
+
+
+@check_group.command("clocks", short_help="Clocks of nodes and of linked clusters that are wrong.")
+@_limits(CLOCKS, Duration(), "how far two clocks differ")
+@admin_query
+def clocks(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
+    """Clocks of the cluster's nodes, and of the clusters at the other ends of links, against each other: measured with
+    each heartbeat and each answer, as far as half of the round trip tells."""
+    limits = _checked(warning, critical)
+    answer = query.get("/admin/nodes/health")
+    nodes = object_in(answer, "nodes")
+    facts = [*clock_facts(nodes, limits), *clocks_unknown(nodes, object_in(answer, "unknown"))]
+    _finish(query, "clocks", facts, clocks_fine(nodes), limits, quiet=quiet)
 
 
 @check_group.command("sink", short_help="Changes that this cluster does not accept; failing links.")

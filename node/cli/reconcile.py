@@ -431,11 +431,15 @@ class AdminQueue:
 
     def lost(self, since_ms: int) -> list[str]:
         """See Queue."""
+        answer = self._gaps()
+        skew_ms = answer.get("skew_ms")
+        # Losses are dated by the clocks of their nodes: one that may be later counts, since a plan may be repeated.
+        earliest_ms = since_ms - 2 * (skew_ms if isinstance(skew_ms, int) else 0)
         return [
             f"{row.get('what')} at node {row.get('node')}, at most {row.get('count_at_most')} references,"
             f" {moment(row['upto_ms'])}"
-            for row in self._gaps().get("gaps", [])
-            if row.get("priority") == FOLD and (row.get("upto_ms") or since_ms) >= since_ms
+            for row in answer.get("gaps", [])
+            if row.get("priority") == FOLD and (row.get("upto_ms") or since_ms) >= earliest_ms
         ]
 
     def _gaps(self) -> dict[str, Any]:

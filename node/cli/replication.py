@@ -151,6 +151,8 @@ def explain_command(
     answer = query.get(f"/admin/explain?{named}")
     found = answer.get("object")
     ours = decode_clock(bytes.fromhex(found["clock"])) if isinstance(found, dict) else None
+    remembered = answer.get("reaped_clock")
+    reaped = decode_clock(bytes.fromhex(remembered)) if isinstance(remembered, str) else None
     key = Key(bucket_type.encode(), unquote_to_bytes(name), unquote_to_bytes(object_key))
     for url in other:
         with checking("--other"):
@@ -158,7 +160,7 @@ def explain_command(
         if any(checked in (side.get("urls") or (side["url"],)) for side in answer.get("other_sides") or ()):
             continue  # a node has asked that cluster, with the credentials of its full-sync
         access = endpoint_at(context, (checked,)).access
-        side = other_side(checked, key, ours, access, known=answer.get("known") is not False)
+        side = other_side(checked, key, ours, access, known=answer.get("known") is not False, reaped=reaped)
         answer = with_other_sides(answer, [*answer.get("other_sides", ()), {"fullsync": None, **side}])
     if query.json:
         echo_json(answer)
@@ -175,7 +177,8 @@ def _echo_explanation(answer: dict[str, Any], bucket_type: str, bucket: str, obj
     if not answer.get("known"):
         facts.append(("state", f"unknown: {answer.get('reason')}"))
     elif found is None:
-        facts.append(("state", "not here: never written, or reaped"))
+        never = "deleted, and reaped" if answer.get("reaped_clock") else "never written, or reaped"
+        facts.append(("state", f"not here: {never}"))
     else:
         what = "a tombstone" if found["tombstone"] else f"an object of {found['bytes']} bytes, its clock included"
         facts.append(("state", f"{what}, last modified {moment(found['last_modified_ms'])}"))

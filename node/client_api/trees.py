@@ -7,7 +7,7 @@ Few requests run at once, since each reads rows or copies leaves; more are refus
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 from isthmus.aae.exchange import wire
@@ -28,12 +28,20 @@ class TreeRoutes:
     """The routes of other clusters' full-sync."""
 
     def __init__(
-        self, trees: ClusterTrees, repairs: Repairs, api: HttpApplication, *, cluster: bytes, cluster_name: str
+        self,
+        trees: ClusterTrees,
+        repairs: Repairs,
+        api: HttpApplication,
+        *,
+        cluster: bytes,
+        cluster_name: str,
+        wall_ms: Callable[[], int],
     ) -> None:
         self._trees = trees
         self._repairs = repairs
         self._cluster = cluster
         self._name = cluster_name
+        self._wall_ms = wall_ms
         self.running = 0
         for path, handler in zip(wire.PATHS, (self._roots, self._leaves, self._clocks, self._repair), strict=True):
             api.router.add("POST", path, handler)
@@ -78,9 +86,11 @@ class TreeRoutes:
             raise Overloaded(f"{QUESTIONS_MAX} questions about trees are being answered, which is this node's limit")
         self.running += 1
         try:
-            told = wire.PeerResponse(self._cluster, self._name, await answer)
+            body = await answer
         finally:
             self.running -= 1
+        wall_ms = self._wall_ms() if wire.CLOCK in request.query else None
+        told = wire.PeerResponse(self._cluster, self._name, body, wall_ms)
         compress = request.query.get("compress", "")
         if compress != wire.ZSTD:
             return Reply(200, _HEADERS, wire.encode_peer_response(told))

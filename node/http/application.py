@@ -28,6 +28,7 @@ from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefu
 from isthmus.node.http.router import Match, Router, check_parameters, parse_query
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TimedOut, TooLarge, clear_traceback
 from isthmus.repl.security.tls import NodeName
+from isthmus.repl.unforeseen import unforeseen
 
 Message = dict[str, Any]
 Scope = dict[str, Any]
@@ -404,8 +405,8 @@ class HttpApplication:
             log.info("http.request_dropped", method=scope["method"], path=shown_path(scope["raw_path"]))
         except IsthmusError as error:
             await self._refuse(error, scope, send)
-        except Exception:
-            log.exception("http.bug", method=scope["method"], path=shown_path(scope["raw_path"]))
+        except Exception as error:
+            unforeseen.exception("http.bug", error, method=scope["method"], path=shown_path(scope["raw_path"]))
             await self._refuse(internal_error(), scope, send)
 
     async def _refuse(self, error: IsthmusError, scope: Scope, send: Send) -> None:

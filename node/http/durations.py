@@ -7,7 +7,7 @@ series and add to it directly: a clock read at each end and a few list operation
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -34,6 +34,20 @@ HELP: Final[Mapping[str, Family]] = {
 """Name -> metric definition (see repl.telemetry)."""
 
 _BUCKETS: Final = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
+
+
+def quantile_s(counts: Sequence[int], share: float) -> float | None:
+    """The duration that `share` of the requests did not exceed, as Prometheus' histogram_quantile: within its bucket by
+    their number, and at most the last bound. `counts` as of `RequestDurations.counts`; None without a request."""
+    wanted = share * sum(counts)
+    if not wanted:
+        return None
+    below = 0
+    for low, high, count in zip((0.0, *BOUNDS_S), BOUNDS_S, counts, strict=False):
+        if below + count >= wanted:
+            return low + (high - low) * (wanted - below) / count
+        below += count
+    return BOUNDS_S[-1]
 
 
 class DurationSeries:
@@ -66,6 +80,14 @@ class RequestDurations:
             found = self._series.get(key)
             if found is None:
                 found = self._series[key] = DurationSeries()
+        return found
+
+    def counts(self, route: str, method: str) -> list[int]:
+        """Number of answers in each bucket of BOUNDS_S, and in the one above, of all statuses."""
+        found = [0] * len(_BUCKETS)
+        for (each_route, each_method, _), series in self._series.items():
+            if (each_route, each_method) == (route, method):
+                found = [a + b for a, b in zip(found, series.buckets, strict=True)]
         return found
 
     def samples(self, listener: str) -> Iterator[Sample]:

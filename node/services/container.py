@@ -27,6 +27,7 @@ from isthmus.node.observability.logs import lines
 from isthmus.node.observability.traces import NodeTracer
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
+from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
@@ -301,6 +302,7 @@ class NodeServices:
             self.query, self.membership, self.controller, self.queues, self.cluster_uuid
         )
         self.repairs = RepairQueue(self.queues, self.reaper, self.time)
+        self.clocks = ClockWatch(self.links, lambda: self.membership.live_nodes() - {name}, self.time)
         self.gaps = ClusterGaps(
             self.query,
             self.queue_coverage,
@@ -346,6 +348,7 @@ class NodeServices:
             conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
             credentials=self.credentials,
             cluster=facts,
+            clocks=self.clocks.peers,
             traces=None if self.traces is None else self.traces.sink,
             counters=CounterExchange(
                 self.witness.held_counters,
@@ -381,6 +384,7 @@ class NodeServices:
             self.folding,
             self.row_plan,
             self.query,
+            self.clocks,
         ):
             rpc.add(component.request_handlers())
         rpc.add_direct(self.coordinator.direct_handlers())
@@ -419,6 +423,7 @@ class NodeServices:
                 self._undialled,
                 lambda: self.witness.renewal.renewals,
                 self.time,
+                self.clocks,
             ),
         )
         self.support = SupportResponder(self.settings, self.credentials, lines)
@@ -458,6 +463,7 @@ class NodeServices:
             access=NodePeerAccess(settings, self.credentials),
             repairs=self.repairs,
             gaps=self.gaps,
+            clocks=self.clocks,
             time=self.time,
             read_pool=self.read_pool,
         )

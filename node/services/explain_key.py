@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 
 from isthmus.node.services.fullsync_status import FullSyncStatus
-from isthmus.node.services.remote_lookup import ALL_SENT, NOT_HERE, NOTHING
+from isthmus.node.services.remote_lookup import ALL_SENT, NOT_HERE, NOTHING, REAPED
 from isthmus.queues.admin import QueueActs
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
@@ -68,8 +68,9 @@ class KeyExplainer:
         self._sink = sink
 
     async def own(self, key: Key) -> dict[str, Any]:
-        """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap", "compared", "dead_letters"}.
-        Only the partition's leader has "object" and "queues". Raises UnknownBucketType, NotReady."""
+        """{"leads", "partition", "segment", "leader", "object", "reaped_clock", "queues", "lower", "reap", "compared",
+        "dead_letters"}. Only the partition's leader has "object", "reaped_clock" (that of a removed tombstone, in hex,
+        where it is remembered) and "queues". Raises UnknownBucketType, NotReady."""
         hash64 = key_hash(key.bucket, key.key)
         partition = self._routes.partition_of(key.bucket_type, hash64)
         place = self._runtime.partitions.get(partition)
@@ -80,6 +81,7 @@ class KeyExplainer:
             "segment": segment_of(hash64),
             "leader": self._routes.leader(partition),
             "object": None,
+            "reaped_clock": None,
             "reap": None,
             "compared": self._fullsync.comparisons_of(key),
             "dead_letters": await self._refused(key),
@@ -88,7 +90,10 @@ class KeyExplainer:
         if leads:
             loop = asyncio.get_running_loop()
             shown["object"], change = await loop.run_in_executor(self._pool, self._object, partition, hash64, key)
-            if shown["object"] is not None and shown["object"]["tombstone"]:
+            if shown["object"] is None:
+                reaped = self._store.reaped_clocks(partition).get((key.bucket, key.key))
+                shown["reaped_clock"] = None if reaped is None else reaped.hex()
+            elif shown["object"]["tombstone"]:
                 shown["reap"] = self._reaper.explain(partition, key)
         return {**shown, **self._acts.explain(key, partition if leads else None, change)}
 
@@ -186,6 +191,7 @@ def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
         "known": led_by is not None,
         "reason": "" if led_by is not None else f"the leader, {first['leader'] or 'none'}, does not answer",
         "object": found,
+        "reaped_clock": first.get("reaped_clock") if led_by is not None else None,
         "queues": queues,
         "lower": bulk,
         "lower_unknown_at": silent,
@@ -193,7 +199,15 @@ def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
         "compared": sorted(compared, key=lambda row: (row["fullsync"], row["node"])),
         "dead_letters": letters,
         "dead_letters_unknown_at": sorted(node for node, one in known.items() if one.get("dead_letters", ()) is None),
-        "next": _next(led_by, found, queues, bulk, first["reap"], [r for r in letters if r["at_ms"] > changed_ms]),
+        "next": _next(
+            led_by,
+            found,
+            queues,
+            bulk,
+            first["reap"],
+            [r for r in letters if r["at_ms"] > changed_ms],
+            reaped=bool(first.get("reaped_clock")),
+        ),
     }
 
 
@@ -204,8 +218,11 @@ def _next(
     bulk: list[dict[str, Any]],
     reap: Any,
     refused: list[dict[str, Any]],
+    *,
+    reaped: bool,
 ) -> str:
-    """The next step, in a sentence. `refused`: dead letters that are newer than the object here."""
+    """The next step, in a sentence. `refused`: dead letters that are newer than the object here. `reaped`: there is
+    none here, and it is remembered that it was deleted."""
     if led_by is None:
         return "ask again once the partition has a leader that answers"
     for row in bulk:
@@ -221,7 +238,7 @@ def _next(
             f"isthmus sink dead-letters retry {one['id']} there"
         )
     if found is None:
-        return NOT_HERE
+        return REAPED if reaped else NOT_HERE
     steps = [
         f"queue {one['queue']}: {one['next']}"
         for state in ("gap", "not-offered", "unknown", "in-flight", "waiting", "not-read")

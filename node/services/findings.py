@@ -7,6 +7,7 @@ answer lacks is unknown, never OK. Severities of the shipped alerts are the same
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from typing import Any, Final, NamedTuple
@@ -49,6 +50,10 @@ GAPS: Final = ("0s", "2h")
 """A gap is a missing change, so it is a warning at once; full-sync closes it within two hours where it can, since its
 pauses are an hour at most."""
 
+CLOCKS: Final = ("1s", "1m")
+"""NTP keeps clocks within some ms, and times are shown in seconds; a minute is more than any clock drifts in a day, so
+it was set wrong. A guess."""
+
 LETTERS: Final = (0, 100)
 """A dead letter is a change that is missing until an operator acts; a hundred have a common cause. A guess."""
 
@@ -71,6 +76,7 @@ class Code(StrEnum):
 
     ACTOR_RENEWED = "actor-renewed"
     CERTIFICATE = "certificate"
+    CLOCK = "clock"
     CREDENTIALS = "credentials"
     DEFECT = "defect"
     BUCKET_TYPE_LACKING = "bucket-type-lacking"
@@ -97,6 +103,7 @@ class Code(StrEnum):
 REMEDIES: Final[Mapping[Code, str]] = {
     Code.ACTOR_RENEWED: "compare at a node of each cluster: isthmus fullsync run all --wait; see docs/backup.md",
     Code.CERTIFICATE: "put a new certificate in the place of the file: nodes read it without a restart",
+    Code.CLOCK: "let that machine keep its time: chronyc tracking, or timedatectl timesync-status there, shows why not",
     Code.CREDENTIALS: "see the file that the sentence names: nodes read it again without a restart",
     Code.DEFECT: "report it with the node's log: isthmus support-bundle",
     Code.BUCKET_TYPE_LACKING: "make the bucket type where it is lacking: isthmus bucket-type create NAME",
@@ -299,14 +306,15 @@ def sync_facts(
     at_ms: int,
     queue: str | None = None,
     gone: Mapping[str, Any] | None = None,
+    skew_ms: float = 0,
 ) -> tuple[list[Fact], list[str]]:
     """A fact for each queue and bucket type that full-sync compares, and the names of the queues.
 
     `nodes`, `at_ms` and `gone` (since when nodes are down) are those of `/admin/fullsync/nodes`; checks of all nodes
-    count. `queue`: only comparisons that prove this queue, whichever queue their repairs use. A bucket type that a
-    queue sends and no full-sync compares is a warning.
+    count. `skew_ms`: how far a clock may be from the one of `at_ms`. `queue`: only comparisons that prove this queue,
+    whichever queue their repairs use. A bucket type that a queue sends and no full-sync compares is a warning.
     """
-    facts = _silent(nodes, gone or {}, at_ms)
+    facts = _silent(nodes, gone or {}, at_ms, skew_ms)
     known: dict[str, dict[str, list[tuple[str, Mapping[str, Any]]]]] = {}
     for node, entry in nodes.items():
         for peer in () if entry is None else entry.get("peers") or ():
@@ -343,21 +351,23 @@ def _for_queues(peer: Mapping[str, Any], bucket_type: str) -> list[str]:
 
 
 GONE_MARGIN_MS: Final = 5_000
-"""How much later than a node's end a check must have begun to count as later, since clocks of machines differ."""
+"""How much later than a node's end a check must have begun to count as later, besides how far the clocks of both nodes
+are measured to be from the one that answers."""
 
 
-def _silent(nodes: Mapping[str, Any], gone: Mapping[str, Any], at_ms: int) -> list[Fact]:
+def _silent(nodes: Mapping[str, Any], gone: Mapping[str, Any], at_ms: int, skew_ms: float) -> list[Fact]:
     """A fact for each node that does not answer. The results of a node that is down no longer matter once others have
     proven everything after its end; `gone`: the latest time at which nodes went down."""
     newest: dict[tuple[str, str], float] = {}
     for peer in (peer for entry in nodes.values() if entry is not None for peer in entry.get("peers") or ()):
         for bucket_type in peer.get("bucket_types") or ():
             of, at = (str(peer.get("queue")), str(bucket_type)), (peer.get("proven_ms") or {}).get(bucket_type)
-            newest[of] = max(newest.get(of, 0), _number(at) or 0)
+            proven_ms = _number(at) or 0
+            newest[of] = max(newest.get(of, 0), proven_ms if proven_ms <= at_ms + AHEAD_MS else 0)
     facts = []
     for node in (node for node, entry in nodes.items() if entry is None):
         down_ms = _number(gone.get(node))
-        if down_ms is not None and newest and min(newest.values()) > down_ms + GONE_MARGIN_MS:
+        if down_ms is not None and newest and min(newest.values()) > down_ms + GONE_MARGIN_MS + 2 * skew_ms:
             old = milliseconds(max(0, at_ms - down_ms))
             sentence = f"node {node} is down for {old}, and other nodes have proven all since"
             facts.append(Fact(ProbeState.OK, sentence, Code.FULLSYNC, f"node {node}"))
@@ -591,7 +601,8 @@ def findings_of(answers: Mapping[str, Row], errors: Mapping[str, str]) -> list[F
     nodes, at_ms = fullsync.get("nodes"), fullsync.get("at_ms")
     if isinstance(nodes, dict) and isinstance(at_ms, int):
         limits = ProbeThresholds(*map(parse_duration, PROVEN))
-        found += sync_facts(nodes, limits, at_ms=at_ms, gone=fullsync.get("gone"))[0]
+        skew_ms = _number(fullsync.get("skew_ms")) or 0
+        found += sync_facts(nodes, limits, at_ms=at_ms, gone=fullsync.get("gone"), skew_ms=skew_ms)[0]
     if "gaps" in answers:
         found += gap_facts(answers["gaps"], ProbeThresholds(*map(parse_duration, GAPS)))
     if "sinks" in answers:
@@ -654,6 +665,94 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
             words = f"node {node}: {percent(share)} of its disk are free"
             yield Fact(state, words, Code.DISK_FREE, subject)
+    yield from clock_facts(object_in(health, "nodes"), ProbeThresholds(*map(parse_duration, CLOCKS)))
+
+
+class _ClockRow(NamedTuple):
+    """A measurement by node `of`: `other`'s clock minus its own, in ms, and how far that may be off."""
+
+    of: str
+    other: str
+    offset_ms: float
+    bound_ms: float
+
+    @property
+    def least_ms(self) -> float:
+        """How far the clocks differ at least."""
+        return max(0.0, abs(self.offset_ms) - self.bound_ms)
+
+
+def _clock_rows(nodes: Mapping[str, Any], kind: str, name: str) -> list[_ClockRow]:
+    """What the nodes have measured; the best measurement of each pair of nodes comes first."""
+    rows = []
+    for node, one in nodes.items():
+        for row in objects_in(object_in(one, "clocks"), kind) if isinstance(one, dict) else ():
+            offset, bound = _number(row.get("offset_ms")), _number(row.get("bound_ms"))
+            if offset is not None and bound is not None:
+                rows.append(_ClockRow(node, str(row.get(name)), offset, bound))
+    return sorted(rows, key=lambda row: row.bound_ms)
+
+
+def clock_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
+    """A fact for each clock that is wrong, from the nodes of `/admin/nodes/health`. `limits`: milliseconds.
+
+    Within the cluster a clock that differs from most others is the wrong one; of two nodes it is not known which one
+    is. Clocks at the other ends of links are compared with those of nodes that are not wrong."""
+    pairs: dict[frozenset[str], _ClockRow] = {}
+    for row in _clock_rows(nodes, "nodes", "node"):
+        pairs.setdefault(frozenset((row.of, row.other)), row)
+    left = {pair: row for pair, row in pairs.items() if len(pair) == 2 and limits.state(row.least_ms) > ProbeState.OK}
+    facts, wrong = [], set[str]()
+    while left:
+        worst_node, count = Counter(node for pair in left for node in pair).most_common(1)[0]
+        mine = [row for pair, row in left.items() if worst_node in pair]
+        row = max(mine, key=lambda row: row.least_ms)
+        if count > 1:
+            wrong.add(worst_node)
+            offset_ms = row.offset_ms if row.other == worst_node else -row.offset_ms
+            others = named(sorted({node for row in mine for node in (row.of, row.other)} - {worst_node}))
+            sentence = f"node {worst_node}: its clock is {_apart(offset_ms)} the clocks of {others}"
+            facts.append(Fact(limits.state(row.least_ms), sentence, Code.CLOCK, f"node {worst_node}"))
+        else:
+            sentence = f"node {row.other}: its clock is {_apart(row.offset_ms)} the one of node {row.of}"
+            facts.append(Fact(limits.state(row.least_ms), sentence, Code.CLOCK, f"node {row.other}"))
+        left = {pair: row for pair, row in left.items() if worst_node not in pair}
+    peers: dict[str, _ClockRow] = {}
+    for row in _clock_rows(nodes, "peers", "peer"):
+        before = peers.get(row.other)
+        if before is None or (before.of in wrong and row.of not in wrong):
+            peers[row.other] = row
+    for peer, row in sorted(peers.items()):
+        if limits.state(row.least_ms) > ProbeState.OK:
+            sentence = f"peer {peer}: its clock is {_apart(row.offset_ms)} the one of node {row.of}"
+            facts.append(Fact(limits.state(row.least_ms), sentence, Code.CLOCK, f"peer {peer}"))
+    return facts
+
+
+def clocks_unknown(nodes: Mapping[str, Any], unknown: Mapping[str, Any]) -> list[Fact]:
+    """A fact for each node whose measurements are not known: it does not answer, or is of an earlier version."""
+    facts = []
+    for node, one in nodes.items():
+        if not isinstance(one, dict):
+            why = f"node {node}: what it has measured is not known: {cell(unknown.get(node))}"
+            facts.append(Fact(ProbeState.UNKNOWN, why, Code.NODE_SILENT, f"node {node}"))
+        elif not one.get("clocks"):
+            why = f"node {node} does not report clocks: it runs an earlier version"
+            facts.append(Fact(ProbeState.UNKNOWN, why, Code.NOT_KNOWN, f"node {node}"))
+    return facts
+
+
+def clocks_fine(nodes: Mapping[str, Any]) -> str:
+    """The sentence about clocks that are right."""
+    rows = [*_clock_rows(nodes, "nodes", "node"), *_clock_rows(nodes, "peers", "peer")]
+    others = len({row.other for row in rows})
+    if not others:
+        return "no other clock is known here: no other node, and no link has answered"
+    return f"{clause(others, 'clock', 'is', 'are')} at most {milliseconds(max(row.least_ms for row in rows))} apart"
+
+
+def _apart(offset_ms: float) -> str:
+    return f"{milliseconds(abs(offset_ms))} {'ahead of' if offset_ms > 0 else 'behind'}"
 
 
 def _renewed_facts(node: str, renewed: Sequence[Row]) -> Iterable[Fact]:

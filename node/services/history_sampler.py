@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -18,8 +19,17 @@ from zlib import crc32
 
 import structlog
 
+from isthmus.node.http.durations import RequestDurations, quantile_s
 from isthmus.node.services.history import HOUR, History, Reading
-from isthmus.node.services.history_series import ALL_TYPES, COLUMNS, HistoryColumn, Scope, worst_value
+from isthmus.node.services.history_series import (
+    ALL_TYPES,
+    COLUMNS,
+    TIMED_METHODS,
+    TIMED_SHARES,
+    HistoryColumn,
+    Scope,
+    worst_value,
+)
 from isthmus.queues.service import QueueService
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.replog.port import Replog
@@ -28,11 +38,15 @@ from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.shortage import is_shortage
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family, Sample
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
 FILES_EVERY_MS: Final = 30_000
 """How often sizes of files are read: a large store has thousands of them."""
+
+DURATION_SAMPLES: Final = 30
+"""Samples, one each 2 s, over which durations of requests are taken together: a minute. Few requests come in 2 s."""
 
 FIRST_MS: Final = 50
 SPREAD_MS: Final = 950
@@ -260,18 +274,44 @@ def _label_of(column: HistoryColumn, labels: Mapping[str, str]) -> str:
             return ALL_TYPES
 
 
+class DurationSource:
+    """Percentiles of the durations of GET and PUT of one object, of the last minute."""
+
+    def __init__(self, durations: RequestDurations, route: str) -> None:
+        """`route`: that of one object."""
+        self._durations = durations
+        self._route = route
+        self._before: dict[str, deque[list[int]]] = {method: deque(maxlen=DURATION_SAMPLES) for method in TIMED_METHODS}
+
+    def readings(self) -> Iterator[Reading]:
+        """See HistorySource. Nothing where no request was answered in that time."""
+        for method, before in self._before.items():
+            counts = self._durations.counts(self._route, method.upper())
+            if before:
+                recent = [now - then for now, then in zip(counts, before[0], strict=True)]
+                for name, share in TIMED_SHARES.items():
+                    duration_s = quantile_s(recent, share)
+                    if duration_s is not None:
+                        yield COLUMNS[f"http.{method}.{name}_ms"], ALL_TYPES, 1000 * duration_s
+            before.append(counts)
+
+
 class HistorySampler:
     """Takes a sample in each place of the hour while it runs."""
 
     def __init__(self, node: str, history: History, sources: Sequence[HistorySource], time: TimeSource) -> None:
         self._history = history
-        self._sources = sources
+        self._sources = list(sources)
         self._time = time
         self._offset_ms = FIRST_MS + crc32(node.encode()) % SPREAD_MS
         self._task: asyncio.Task[None] | None = None
         self._failing: set[HistorySource] = set()
         self._samples = 0
         self._spent_s = 0.0
+
+    def add_source(self, source: HistorySource) -> None:
+        """Sample one more component."""
+        self._sources.append(source)
 
     def start(self) -> None:
         """Begin to sample."""
@@ -312,7 +352,7 @@ class HistorySampler:
                     if is_shortage(error):  # /proc is files, too
                         log.warning("history.source_short", source=name, error=str(error))
                     else:
-                        log.exception("history.source_failed", source=name)
+                        unforeseen.exception("history.source_failed", error, source=name)
                     self._failing.add(source)
             else:
                 self._failing.discard(source)

@@ -39,6 +39,13 @@ APPLIED: Final = ("apply", *(f"apply.{kind}" for kind in KIND_NAMES.values()))
 """Prefixes of what is measured of applied entries: of all kinds together, and of each."""
 
 
+TIMED_METHODS: Final = ("get", "put")
+"""Methods of requests of one object whose durations are kept."""
+
+TIMED_SHARES: Final[Mapping[str, float]] = {"p50": 0.5, "p99": 0.99}
+"""Name of a percentile -> its share."""
+
+
 class Scope(Enum):
     """The thing that a column measures; its name is the label, except for the node's own columns."""
 
@@ -136,6 +143,7 @@ def _columns() -> list[HistoryColumn]:
         _gauge("sink.workers", node),
         _gauge("sink.workers_busy", node),
         _gauge("sink.dead_letters", node, Merge.MAX),
+        *(_peak(f"http.{method}.{name}_ms", node) for method in TIMED_METHODS for name in TIMED_SHARES),
         _counter("requests.per_s", Scope.REQUEST),
         _gauge("queue.waiting", queue),
         _gauge("queue.bulk_waiting", queue),
@@ -234,6 +242,14 @@ def _other_series() -> list[Series]:
             ("sink.workers", "workers", "Workers that may fetch at once."),
             ("sink.workers_busy", "workers", "Workers that fetch or push."),
             ("sink.dead_letters", "changes", "Changes that were refused for good and are kept for operators."),
+        ),
+        *rows(
+            Scope.NODE,
+            *(
+                (f"http.{method}.{name}_ms", "ms", f"{words} of a {method.upper()} of one object, in the last minute.")
+                for method in TIMED_METHODS
+                for name, words in (("p50", "Median duration"), ("p99", "99th percentile of the duration"))
+            ),
         ),
         *rows(
             Scope.REQUEST,

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import nan
 from typing import Any, Final, Protocol
 
-import structlog
-
 from isthmus.node.services.replication_lag import lag_rows
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.telemetry import Family, Sample
+from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink.status import FetchedLag
 
 FRESH_MS: Final = 1_000
@@ -26,8 +25,6 @@ reads in other threads, more where much waits (`queues.lag`)."""
 
 STALE_MS: Final = 10_000
 """Older numbers are not shown: the lag of then is not that of now."""
-
-log = structlog.get_logger(__name__)
 
 _LABELS: Final = ("bucket_type", "peer_cluster", "queue", "side")
 
@@ -103,8 +100,8 @@ class LagMetrics:
         self._rows = []
         try:
             lags = await self._reader.lags()
-        except Exception:  # the other metrics are shown all the same
-            log.exception("metrics.lag_unread")
+        except Exception as error:  # the other metrics are shown all the same
+            unforeseen.exception("metrics.lag_unread", error)
             return
         led = {
             partition: record

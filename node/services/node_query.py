@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from isthmus.node.observability.version import program_version
 from isthmus.node.security.credentials import NodeCredentials
+from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
 from isthmus.node.services.history import History
 from isthmus.node.services.history_series import ALL_TYPES
@@ -59,6 +60,8 @@ class NodeHealth(msgspec.Struct, frozen=True):
     """What is short, or will be soon: descriptors, inodes; a sentence each. Nodes of older versions do not say."""
     defects: list[str] = []
     """Unforeseen exceptions of the last day, a sentence each. Nodes of the version before do not send it."""
+    clocks: dict[str, list[dict[str, Any]]] = {}
+    """Offsets of other clocks (`node.services.clock_watch.ClockWatch.as_dict`); empty from an earlier version."""
 
 
 NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, NodeHealth))
@@ -78,7 +81,9 @@ class NodeHealthResponder:
         undialled: Callable[[], dict[str, str]],
         renewals: Callable[[], Sequence[Renewal]],
         time: TimeSource,
+        clocks: ClockWatch,
     ) -> None:
+        self._clocks = clocks
         self._connections_limit = connections_limit
         self._free_inodes = free_inodes
         self._undialled = undialled
@@ -106,6 +111,7 @@ class NodeHealthResponder:
             undialled=self._undialled(),
             short=warnings_of(DESCRIPTORS.limit, DESCRIPTORS.reached, self._connections_limit, self._free_inodes()),
             defects=[each.sentence for each in unforeseen.recent()],
+            clocks=dict(self._clocks.as_dict()),
         )
 
 

@@ -181,9 +181,10 @@ class QueueResponder:
         return row if row["partition"] is None else {**row, "history": self._history_of(row["partition"])}
 
 
-async def applied_offsets(query: ClusterQuery, nodes: Iterable[str]) -> AppliedOffsets:
-    """The offsets that the leaders among `nodes` have applied, and the earliest and latest of their wall clocks; of the
-    nodes that answer."""
+async def applied_offsets(query: ClusterQuery, nodes: Iterable[str], wall_ms: int, skew_ms: int) -> AppliedOffsets:
+    """The offsets that the leaders among `nodes` have applied, of the nodes that answer; and the earliest and latest
+    that any clock of the cluster may show: theirs, and `skew_ms` around this node's, `wall_ms`, for those that do not
+    answer."""
     answers = await query.ask(APPLIED, ReadApplied(), nodes)
     found = [one for one in answers.by_node.values() if one is not None]
     upto: dict[int, int] = {}
@@ -191,5 +192,5 @@ async def applied_offsets(query: ClusterQuery, nodes: Iterable[str]) -> AppliedO
         for partition, offset in one.positions:
             # A deposed leader may answer, too: its applied entries are committed all the same.
             upto[partition] = max(offset, upto.get(partition, 0))
-    clocks = [one.wall_ms for one in found]
+    clocks = [*(one.wall_ms for one in found), wall_ms - skew_ms, wall_ms + skew_ms]
     return AppliedOffsets(tuple(sorted(upto.items())), min(clocks), max(clocks))

@@ -39,6 +39,10 @@ LACKS_ROLE: Final = (
 
 NOT_HERE: Final = "write it, or look at the other cluster: a full-sync finds keys that are missing here"
 NOTHING: Final = "nothing in real time"
+REAPED: Final = (
+    f"{NOTHING}: it was deleted here and reaped, which is remembered; where another cluster still has the value, a "
+    "full-sync of this cluster sends the delete again"
+)
 ALL_SENT: Final = (
     f"{NOTHING}; if the other side lacks it, check whether its nodes keep it as a dead letter (isthmus sink "
     "dead-letters list), or run a full-sync"
@@ -92,13 +96,20 @@ def first_known_side(
 
 
 def other_side(
-    url: str, key: Key, ours: Clock | None, access: PeerCredentials = OPEN, *, known: bool = True
+    url: str,
+    key: Key,
+    ours: Clock | None,
+    access: PeerCredentials = OPEN,
+    *,
+    known: bool = True,
+    reaped: Clock | None = None,
 ) -> dict[str, Any]:
     """The key's state in another cluster: {"url", "state", "clock", "reason"}.
 
     `state`: equal, ahead (its clock descends ours), behind, concurrent, absent, or unknown. `ours` None: this cluster
-    does not have the key, or (`known` False) its state here is unknown. A tombstone there is equal to no object here.
-    Never raises for a fault of the other side.
+    does not have the key, or (`known` False) its state here is unknown. `reaped`: the clock of its last tombstone,
+    where the key was reaped here and that is remembered. A tombstone there is equal to no object here. Never raises for
+    a fault of the other side.
     """
     place = "/".join(_segment(part) for part in (key.bucket_type, b"buckets", key.bucket, b"keys", key.key))
     try:
@@ -129,6 +140,8 @@ def other_side(
         return _shown(url, "unknown", raw.hex(), "it has the key or a tombstone, but the key's state here is unknown")
     if ours is None and deleted:  # as full-sync compares: a tombstone and no object are no difference
         return _shown(url, "equal", raw.hex(), "it has a tombstone, this side has nothing: deleted on both sides")
+    if ours is None and reaped is not None and descends(reaped, theirs):
+        return _shown(url, "behind", raw.hex(), "it still has what was deleted and reaped here")
     return _shown(url, compared(ours, theirs), raw.hex(), "")
 
 

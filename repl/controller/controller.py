@@ -53,6 +53,7 @@ from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -276,9 +277,9 @@ class Controller:
             except IsthmusError as error:
                 log.error("controller.cannot_decide", reason=error.reason, error=str(error))
                 pause_ms = POLL_MS
-            except Exception:
+            except Exception as error:
                 # A node that keeps the claim and does not decide would leave its cluster without elections.
-                log.exception("controller.bug")
+                unforeseen.exception("controller.bug", error)
                 pause_ms = POLL_MS
             try:
                 async with asyncio.timeout(pause_ms / 1000):
@@ -315,18 +316,26 @@ class Controller:
         preconditions: tuple[Precondition, ...] = ()
         self._positions.send()
         if not writes and self._placement.readable:
-            writes, preconditions, moves_ms = await self._move()
-            until_ms = min(until_ms, moves_ms)
+            try:
+                writes, preconditions, moves_ms = await self._move()
+                until_ms = min(until_ms, moves_ms)
+            except (Unavailable, Ambiguous, VersionConflict, IsthmusError):
+                raise
+            except Exception as error:  # leaders are elected and balanced all the same
+                unforeseen.exception("controller.moves_bug", error)
         if self.balancing is not None:
             now_ms, drained = self._time.now_ms(), self.placement.drained.keys()
             busy = bool(writes) or not self._placement.was_read  # it is not known which nodes are drained
             records = self.unread.without(self.records)
-            balance_ms = self.balancing.look(records, self.registrations, now_ms, busy=busy, drained=drained)
-            until_ms = min(until_ms, balance_ms)
+            try:
+                balance_ms = self.balancing.look(records, self.registrations, now_ms, busy=busy, drained=drained)
+                until_ms = min(until_ms, balance_ms)
+            except Exception as error:
+                unforeseen.exception("controller.balance_bug", error)
         if not writes:
             return min(pause_ms, until_ms)
         self._read_due = True
-        decided = await asyncio.gather(*(self._write(record, preconditions) for record in writes))
+        decided = await asyncio.gather(*(self._write_alone(record, preconditions) for record in writes))
         return WRITTEN_MS if all(decided) else RETRY_MS
 
     async def _move(self) -> tuple[list[PartitionRecord], tuple[Precondition, ...], int]:
@@ -355,8 +364,14 @@ class Controller:
         self.unreached()
         if self.suspicions is not None:
             self.suspicions.learn(registrations, self._time.now_ms())
-        self._observer.on_registrations(registrations)
-        self._observer.on_records(records)
+        try:
+            self._observer.on_registrations(registrations)
+        except Exception as error:  # the observers learn of the next reading; elections must not wait for that
+            unforeseen.exception("controller.observer_bug", error)
+        try:
+            self._observer.on_records(records)
+        except Exception as error:
+            unforeseen.exception("controller.observer_bug", error)
 
     def _takes_part(self) -> bool:
         """True if this process is registered, also by the last read: its registration may have been ended (R-SUSPECT),
@@ -444,7 +459,11 @@ class Controller:
         for partition in [each for each in self._timers if each not in self.records]:
             del self._timers[partition]
         for partition, record in sorted(self.unread.without(self.records).items()):
-            decision = self._decision(record, now_ms, leaderships)
+            try:
+                decision = self._decision(record, now_ms, leaderships)
+            except Exception as error:  # the other partitions are decided upon all the same
+                unforeseen.exception("controller.partition_bug", error, partition=partition)
+                continue
             match decision:
                 case ProposeRecord():
                     writes.append(decision.record)
@@ -482,6 +501,16 @@ class Controller:
         changes nothing else, so no member leaves the ELR by it (docs/protocol.md H22)."""
         wanted = self.options.min_isr(record.bucket_type, record.factor) if self._options.was_read else record.min_isr
         return decision if wanted == record.min_isr else ProposeRecord(replace(record, min_isr=wanted))
+
+    async def _write_alone(self, record: PartitionRecord, preconditions: tuple[Precondition, ...]) -> bool:
+        """`_write`; what nobody foresaw costs this record its turn."""
+        try:
+            return await self._write(record, preconditions)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            unforeseen.exception("controller.partition_bug", error, partition=record.partition)
+            return False
 
     async def _write(self, record: PartitionRecord, preconditions: tuple[Precondition, ...]) -> bool:
         """Write one decision; False if its outcome is unknown (the next read shows it)."""

@@ -14,6 +14,7 @@ import msgpack
 
 from isthmus.repl.controller.election import ASK_MS
 from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError
+from isthmus.repl.unforeseen import unforeseen
 
 METHOD: Final = "status"
 
@@ -95,6 +96,9 @@ class LogPositions:
             answer = await self._links.request(node, METHOD, msgpack.packb(partitions), ASK_MS)
             found = _answered(answer)
         except IsthmusError:
+            await asyncio.sleep(ASK_AGAIN_MS / 1000)
+        except Exception as error:  # the node is asked again: elections wait for its answer
+            unforeseen.exception("controller.position_bug", error, peer=node)
             await asyncio.sleep(ASK_AGAIN_MS / 1000)
         else:
             for partition in partitions:

@@ -16,6 +16,7 @@ import msgpack
 from isthmus.repl.controller.log_positions import RequestLinks
 from isthmus.repl.isr.effects import Promoted
 from isthmus.repl.model.errors import BadInput, IsthmusError
+from isthmus.repl.unforeseen import unforeseen
 
 METHOD: Final = "promoted"
 
@@ -107,6 +108,10 @@ class Promotions:
             try:
                 await self._links.request(self._controller, METHOD, body, TIMEOUT_MS)
             except IsthmusError:
+                self._unsent = unsent | self._unsent
+                await asyncio.sleep(SEND_AGAIN_MS / 1000)
+            except Exception as error:  # the candidates' reports are sent again: their partitions wait for them
+                unforeseen.exception("controller.promotion_unsent", error)
                 self._unsent = unsent | self._unsent
                 await asyncio.sleep(SEND_AGAIN_MS / 1000)
 

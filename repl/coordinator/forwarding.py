@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-import structlog
-
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.coordinator.kv_rpc import GET, LATER, LIST, PUSH, WRITE, ListAsk, ListPage
 from isthmus.repl.model.errors import (
@@ -35,8 +33,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation, PushItem, WriteRequest
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
-
-log = structlog.get_logger(__name__)
+from isthmus.repl.unforeseen import unforeseen
 
 REQUEST_BYTES: Final = 4 * 1024 * 1024
 """Bytes of items after which a request is full; a larger item goes alone. This is many times what one turn of the loop
@@ -226,9 +223,9 @@ class _Delivery:
                 self._settle(self._decoded(answer))
             if self._waiting:
                 self._send_next()
-        except Exception:
+        except Exception as error:
             # Callers must not wait for ever because of a bug.
-            log.exception("forwarding.failed", peer=self._node, method=self._method)
+            unforeseen.exception("forwarding.failed", error, peer=self._node, method=self._method)
             for batch in self._batches:
                 batch.give_up(_unanswered(self._method, f"asking node {self._node} was broken off"))
 

@@ -254,7 +254,11 @@ class Reaper:
         for partition, entries, leader in applied:
             led = self._led.get(partition) if leader else None
             if led is not None:
-                self._note_applied(partition, led, entries)
+                try:
+                    self._note_applied(partition, led, entries)
+                except Exception as error:  # a walk over the keys finds what was not noted
+                    led.left_behind = True
+                    unforeseen.exception("reap.note_bug", error, partition=partition)
 
     def _note_applied(self, partition: int, led: _Led, entries: Sequence[Entry]) -> None:
         kind = self._properties.of_type(self._runtime.partitions[partition].bucket_type)
@@ -291,9 +295,9 @@ class Reaper:
                 led = self._led.get(partition_id)
                 if partition is None or led is None or not partition.replica.ready:
                     continue
-                if not self._properties.of_type(partition.bucket_type).reaps:
-                    continue
                 try:
+                    if not self._properties.of_type(partition.bucket_type).reaps:
+                        continue
                     await self._walk(partition, led)
                     self._reap_due(partition, led)
                 except IsthmusError as error:
@@ -302,8 +306,8 @@ class Reaper:
                         True,
                         None,
                     )  # the dropped candidates are found again
-                except Exception:
-                    log.exception("reap.bug", partition=partition_id)
+                except Exception as error:
+                    unforeseen.exception("reap.bug", error, partition=partition_id)
 
     # -- finding --------------------------------------------------------------------------------------
 

@@ -316,6 +316,8 @@ class StreamReceiver:
 
     def __init__(self, node: str) -> None:
         self.node = node
+        self.failed: list[tuple[int, Exception]] = []
+        """Partitions whose replicas raised, and what: the caller stops these copies, and no other."""
         self._stream = 0
         self._begin(0)
 
@@ -352,7 +354,11 @@ class StreamReceiver:
         for run in group.runs:
             partition, epoch, start, count, _, _ = run
             replica = replicas.get(partition)
-            nonce = 0 if replica is None else replica.stream_accept(self.node, epoch, start, count, now_ms)
+            try:
+                nonce = 0 if replica is None else replica.stream_accept(self.node, epoch, start, count, now_ms)
+            except Exception as bug:  # noqa: BLE001 - see `failed`; its run counts as refused
+                self.failed.append((partition, bug))
+                nonce = 0
             if nonce:
                 accepted.append(run)
             runs.append(ReceivedRun(partition, nonce, start + count))
@@ -376,7 +382,11 @@ class StreamReceiver:
             gone: list[int] = []
             for partition, nonce, end in waiting[0][1]:
                 replica = replicas.get(partition)
-                durable = -1 if replica is None or not nonce else replica.stream_durable(nonce)
+                try:
+                    durable = -1 if replica is None or not nonce else replica.stream_durable(nonce)
+                except Exception as bug:  # noqa: BLE001 - see `failed`; its run is named as left
+                    self.failed.append((partition, bug))
+                    durable = -1
                 if durable < 0:
                     gone.append(partition)
                 elif durable < end:

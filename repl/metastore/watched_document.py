@@ -27,6 +27,7 @@ from isthmus.repl.metastore.port import (
     Versioned,
 )
 from isthmus.repl.model.errors import CodecError, Corruption, LocalFault, NotReady, OutcomeUnknown
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -277,8 +278,8 @@ class WatchedDocument(Generic[T]):
             self._fresh = False
             try:
                 pause_s = POLL_S if await self._try_refresh() else RETRY_S
-            except Exception:  # a bug in a listener must not end the task: the next read may succeed
-                log.exception(self._events.listener_failed, path=self.document.path)
+            except Exception as error:  # a bug in a listener must not end the task: the next read may succeed
+                unforeseen.exception(self._events.listener_failed, error, path=self.document.path)
                 pause_s = POLL_S
 
     async def _try_refresh(self) -> bool:

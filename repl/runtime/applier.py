@@ -29,10 +29,11 @@ import structlog
 
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.entry import Entry
-from isthmus.repl.model.errors import LocalFault, StorageShort
+from isthmus.repl.model.errors import IsthmusError, LocalFault, StorageShort
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.shortage import lacks_descriptors
 from isthmus.repl.store.port import PartitionStep, Prepared, Store
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -92,6 +93,10 @@ class ApplyEvents(Protocol):
     def fail(self, error: Exception) -> None:
         """A write failed; nothing is written any more."""
 
+    def not_applied(self, partition: int, bug: Exception) -> None:
+        """The rows of a partition's next entries could not be made: nothing of it is written any more, and its copy
+        must stop. The other partitions go on."""
+
 
 class Applier:
     """The store's writer. All methods but `stop` belong to the event loop."""
@@ -113,6 +118,10 @@ class Applier:
         """The thread's next task, at most one at a time; None ends it."""
         self._rest: ApplyJob | None = None
         """Remainder of the job that was read back last."""
+        self._alone: deque[tuple[PartitionStep, int]] = deque()
+        """Steps of a batch that could not be made, with their time of commit: each is tried alone."""
+        self._ended: set[int] = set()
+        """Partitions of which nothing more is written: a step that is left out would be a hole."""
         self.steps_written = 0
         self.entries_written = 0
         self._thread = threading.Thread(target=self._run, name="apply", daemon=True)
@@ -124,6 +133,8 @@ class Applier:
     def submit(self, jobs: Sequence[ApplyJob]) -> None:
         """Take jobs; a partition's jobs follow on each other. Never blocks."""
         for job in jobs:
+            if job.partition in self._ended:
+                continue
             waiting = self._jobs.get(job.partition)
             if waiting is None:
                 self._jobs[job.partition] = deque((job,))
@@ -159,13 +170,13 @@ class Applier:
         rest, self._rest = self._rest, None
         if rest is not None:
             self._jobs[rest.partition] = deque((rest, *self._jobs.pop(rest.partition, ())))
-        if self._jobs or self._asides:
+        if self._jobs or self._asides or self._alone:
             self._next()
 
     @property
     def idle(self) -> bool:
         """True when nothing waits and nothing is being written (soft cursors aside)."""
-        return not self._busy and not self._jobs and not self._asides
+        return not self._busy and not self._jobs and not self._asides and not self._alone
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread and write the last soft cursors; False when it did not end within `timeout_s`. Blocks;
@@ -183,8 +194,15 @@ class Applier:
 
     def _next(self) -> None:
         """Make the next batch of the waiting jobs: one step per partition, up to the limits."""
+        while self._alone and not self._busy:
+            step, committed_ms = self._alone.popleft()
+            self._write_steps([step], len(step.entries), committed_ms)
+        if self._busy:
+            return
         if self._asides:
             self._give(_Work([], None, aside=self._asides.popleft()))
+            return
+        if not self._jobs:
             return
         first = next(iter(self._jobs))
         if self._jobs[first][0].entries is None:
@@ -230,11 +248,43 @@ class Applier:
         except LocalFault as error:
             self._events.fail(error)
             return
+        except Exception as bug:  # noqa: BLE001 - see `_split`
+            self._split(steps, committed_ms, bug)
+            return
         if entry_count <= LOOP_ENTRIES_MAX and self._store.takes_at_once(prepared):
             self._busy = True
             self._loop.call_soon(self._write_on_loop, steps, prepared, committed_ms)
         else:
             self._give(_Work(steps, prepared, committed_ms))
+
+    def _split(self, steps: list[PartitionStep], committed_ms: int, bug: Exception) -> None:
+        """A batch could not be made. Each of its steps is tried alone; a partition whose own step fails ends."""
+        if len(steps) > 1:
+            self._alone.extend((step, committed_ms) for step in steps)
+            self._loop.call_soon(self._go_on)
+            return
+        (step,) = steps
+        if step.entries:
+            self._end_partition(step.partition, bug)
+        else:  # soft cursors alone: they are written again when they move
+            unforeseen.exception("apply.cursors_failed", bug, partition=step.partition)
+
+    def _end_partition(self, partition: int, bug: Exception) -> None:
+        """Write nothing more of a partition. Its copy is told of it in the loop's next turn: its core may be what
+        calls."""
+        self._ended.add(partition)
+        self._jobs.pop(partition, None)
+        self._loop.call_soon(self._events.not_applied, partition, bug)
+        self._loop.call_soon(self._go_on)
+
+    def _not_read(self, partition: int, bug: Exception) -> None:
+        """The thread could not read a partition's entries back, or make their rows."""
+        self._busy = False
+        self._end_partition(partition, bug)
+
+    def _go_on(self) -> None:
+        if not self._busy and (self._jobs or self._asides or self._alone):
+            self._next()
 
     def _write_on_loop(self, steps: list[PartitionStep], prepared: Prepared, committed_ms: int) -> None:
         try:
@@ -281,10 +331,17 @@ class Applier:
 
     def _write_read_back(self, job: ApplyJob, soft: Mapping[bytes, bytes]) -> None:
         """Read a bounded part of a job's entries from the log and write it; `written` submits the rest."""
-        entries = self._read(job)
-        assert entries[0].offset == job.start
-        steps = [PartitionStep(job.partition, entries, soft)]
-        self._store.write(steps)
+        try:
+            entries = self._read(job)
+            assert entries[0].offset == job.start
+            steps = [PartitionStep(job.partition, entries, soft)]
+            prepared = self._store.prepare(steps)
+        except IsthmusError:
+            raise
+        except Exception as bug:  # noqa: BLE001 -- as in `_split`
+            call_threadsafe(self._loop, self._not_read, job.partition, bug)
+            return
+        self._store.commit(prepared)
         reached = entries[-1].offset + 1
         self._rest = ApplyJob(job.partition, reached, job.end, None, job.committed_ms) if reached < job.end else None
         call_threadsafe(self._loop, self._events.on_written, steps, job.committed_ms, True)

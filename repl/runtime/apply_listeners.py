@@ -6,19 +6,11 @@ partitions of the apply step, by itself with the next ones: queues read the chan
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
-from typing import Final
-
-import structlog
 
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.ports import AppliedEntries, ApplyListener
-
-log = structlog.get_logger(__name__)
-
-LOG_EVERY_S: Final = 10.0
-"""Least time between two tracebacks: a bug may come with every apply, a thousand times a second."""
+from isthmus.repl.unforeseen import unforeseen
 
 
 class ApplyListeners:
@@ -31,7 +23,6 @@ class ApplyListeners:
     def __init__(self) -> None:
         self._listeners: list[ApplyListener] = []
         self._led: set[int] = set()
-        self._log_at_s = 0.0
 
     def add(self, listener: ApplyListener) -> None:
         """Notify `listener` from now on, after those added before."""
@@ -59,8 +50,6 @@ class ApplyListeners:
             except Exception as bug:  # noqa: BLE001 - see the module's docstring
                 self._bug(listener, bug, [partition])
 
-    def _bug(self, listener: ApplyListener, bug: Exception, partitions: Sequence[int]) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._log_at_s:
-            self._log_at_s = now_s + LOG_EVERY_S
-            log.error("runtime.hook_bug", hook=type(listener).__name__, partitions=partitions, exc_info=bug)
+    @staticmethod
+    def _bug(listener: ApplyListener, bug: Exception, partitions: Sequence[int]) -> None:
+        unforeseen.exception("runtime.hook_bug", bug, hook=type(listener).__name__, partitions=partitions)

@@ -24,6 +24,7 @@ from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.unforeseen import observes
 
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 """Inclusive upper bounds of the buckets: from one fsync to the longest that a client waits."""
@@ -144,15 +145,18 @@ class ReplicationLatency:
 
     # -- events -------------------------------------------------------------------------------------------
 
+    @observes("metrics.bug")
     def appended(self, partition: Partition, kind: int, count: int, now_ms: int) -> None:
         """A leader or candidate appended `count` entries of a kind."""
         partition.timestamps.appended(partition.replica.leo, kind, count, now_ms)
 
+    @observes("metrics.bug")
     def refused(self, partition: Partition, entries: Sequence[Entry], reason: str, now_ms: int) -> None:
         """A leader refused to append entries."""
         for kind, count in Counter(map(_KIND_OF, entries)).items():
             self._fail(partition, kind, reason, count, now_ms)
 
+    @observes("metrics.bug")
     def timed_out(self, partition: Partition, count: int, now_ms: int) -> None:
         """`count` writes timed out before they were committed."""
         self._fail(partition, EntryKind.DATA, TIMED_OUT, count, now_ms)
@@ -165,6 +169,7 @@ class ReplicationLatency:
             durations = self._failures[key] = Histogram(now_ms - WINDOW_MS)
         durations.add(0, count, now_ms)
 
+    @observes("metrics.bug")
     def role_changed(self, partition: Partition, role: ReplicaRole, now_ms: int) -> None:
         """Count uncommitted entries as lost when leadership or candidacy ends."""
         if role in (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING):
@@ -172,6 +177,7 @@ class ReplicationLatency:
         for lost in partition.timestamps.remove_appended_above(partition.replica.high_watermark):
             self._fail(partition, lost.kind, LOST, lost.entries, now_ms)
 
+    @observes("metrics.bug")
     def applied(self, steps: Iterable[tuple[Partition, Sequence[Entry]]], since_ms: int, now_ms: int) -> None:
         """An apply step is in the store; the oldest of its entries was committed at `since_ms`."""
         kinds: dict[bytes, list[int]] = {}

@@ -23,6 +23,7 @@ from isthmus.repl.model.errors import BadInput, CodecError, Corruption, IsthmusE
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 from isthmus.repl.storage.slot_file import SLOT_BYTES_MAX, SlotFile
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -133,6 +134,8 @@ class CopyKeeper:
                 await self.copy()
             except (Unavailable, Ambiguous, IsthmusError) as error:
                 self._warn(str(error))
+            except Exception as error:  # the next look may succeed
+                unforeseen.exception("metastore.copy_failed", error)
             await asyncio.sleep(INTERVAL_S)
             try:
                 async with asyncio.timeout(LOOK_S - INTERVAL_S):

@@ -306,11 +306,8 @@ class PairStreams:
         if not self._disk_full.has_space(size_bytes):
             accepting = _AcceptingReplicas(self._partitions, self._disk_full, size_bytes)
         now_ms = self._time.now_ms()
-        try:
-            found = receiver.receive(group, accepting, now_ms)
-        except Exception as bug:  # noqa: BLE001 - some replicas count entries that were not appended
-            self._events.fail(bug)
-            return
+        found = receiver.receive(group, accepting, now_ms)
+        self._stop_failed(receiver)
         if found is None:
             self._links.send(node, STREAM_PARTITION, StreamReceiver.over(group.stream))
             return
@@ -331,8 +328,17 @@ class PairStreams:
 
     def _acknowledge(self, node: str, receiver: StreamReceiver) -> None:
         ack = receiver.acknowledge(self._replicas)
+        self._stop_failed(receiver)
         if ack is not None:
             self._links.send(node, STREAM_PARTITION, ack)
+
+    def _stop_failed(self, receiver: StreamReceiver) -> None:
+        """Stop the copies whose replicas raised: they may count entries that the log does not get."""
+        if receiver.failed:
+            failed, receiver.failed = receiver.failed, []
+            for partition, bug in failed:
+                if partition in self._partitions:
+                    self._events.quarantine(self._partitions[partition], bug)
 
     def metrics(self) -> list[Sample]:
         """Groups by direction, and streams that were ended."""

@@ -28,6 +28,9 @@ class EventSink(Protocol):
     def fail(self, error: Exception) -> None:
         """End the process: log or store can no longer be trusted."""
 
+    def quarantine(self, partition: Partition, bug: Exception) -> None:
+        """Stop one copy after a bug, and leave its files as they are."""
+
 
 class StreamEvents(Protocol):
     """The part of the runtime that the streams use; `repl.runtime.runtime.Runtime`. Belongs to the event loop."""
@@ -44,6 +47,9 @@ class StreamEvents(Protocol):
 
     def fail(self, error: Exception) -> None:
         """End the process: replicas and log may differ."""
+
+    def quarantine(self, partition: Partition, bug: Exception) -> None:
+        """See EventSink."""
 
 
 class InFlightWork(Protocol):

@@ -36,6 +36,7 @@ from isthmus.repl.replog.port import RecoveredPartition
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -136,8 +137,8 @@ class Registrar:
                 log.warning("metastore.register_failed", error=str(error))
                 self._look.set()
                 await asyncio.sleep(RETRY_MS / 1000)
-            except Exception:  # an unregistered node that serves on would be worse than another attempt
-                log.exception("metastore.register_bug")
+            except Exception as error:  # an unregistered node that serves on would be worse than another attempt
+                unforeseen.exception("metastore.register_bug", error)
                 self._look.set()
                 await asyncio.sleep(RETRY_MS / 1000)
 

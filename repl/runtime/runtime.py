@@ -259,13 +259,18 @@ class Runtime:
     # -- requests -----------------------------------------------------------------------------------------
 
     def append(self, partition: Partition, entries: Sequence[Entry], now_ms: int) -> IsthmusError | None:
-        """Append a leader's new entries; None when they are on their way, else why none was appended. `now_ms` is the
-        same for all partitions that append in one turn of the loop."""
+        """Append a leader's new entries; None when they are on their way, else why none was appended, or
+        OutcomeUnknown: the copy has stopped, and nothing says how much was. `now_ms` is the same for all partitions
+        that append in one turn of the loop."""
         error = NotReady("the node is stopping") if self._stopping else self._storage.refusal(entries)
         if error is None:
             replica = partition.replica
-            effects = replica.step(ev.Append(replica.epoch, tuple(entries)), now_ms)
-            refused = self._perform(partition, effects, now_ms)
+            try:
+                effects = replica.step(ev.Append(replica.epoch, tuple(entries)), now_ms)
+                refused = self._perform(partition, effects, now_ms)
+            except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+                self.quarantine(partition, bug)
+                return OutcomeUnknown(f"partition {partition.id}: its copy here stopped while this was appended")
             if refused is None:
                 self.latency.appended(partition, entries[0].kind, len(entries), now_ms)
                 self._ticks.arm()
@@ -365,6 +370,8 @@ class Runtime:
         reason = f"bug: {bug or type(bug).__name__}; report it with this node's log, then start the node again"
         now_ms = self.time.now_ms()
         self._perform(partition, partition.replica.step(ev.PersistFailed(reason), now_ms), now_ms)
+        # Nothing more is applied here, so nobody waits for it, whatever is committed.
+        partition.waiters.fail_above(0, OutcomeUnknown(f"partition {partition.id}: its copy here stopped: {reason}"))
         self._metastore_effects.withhold(partition.id)
 
     def fail(self, error: Exception) -> None:
@@ -389,7 +396,12 @@ class Runtime:
                 if partition_id in truncations:
                     self._replicas.log_restarted(partition_id)
                 continue
-            if partition_id in truncations and not self._transfer_receiver.log_restarted(partition_id):
+            try:
+                restarted = partition_id in truncations and not self._transfer_receiver.log_restarted(partition_id)
+            except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+                self.quarantine(partition, bug)
+                continue
+            if restarted:
                 self._feed_at(partition, ev.Truncated(truncations[partition_id]), now_ms)
             if partition.replica.far_position is None and not self._persisted_quietly(partition, end, now_ms):
                 self._feed_at(partition, ev.Persisted(end), now_ms)
@@ -417,9 +429,9 @@ class Runtime:
         applied: list[tuple[Partition, Sequence[Entry]]] = []
         followed: list[tuple[Partition, Sequence[fx.Effect]]] = []
         for partition_id, entries, _ in steps:
-            if not entries:
+            partition = partitions.get(partition_id)
+            if not entries or partition is None:
                 continue
-            partition = partitions[partition_id]
             end = entries[-1].offset + 1
             try:
                 replica = partition.replica
@@ -543,14 +555,28 @@ class Runtime:
 
     def _each_second(self) -> None:
         self._second = self._loop.call_later(SOFT_CURSOR_INTERVAL_MS / 1000, self._each_second)
-        self._storage.flush_soft_cursors()
+        steps = (self._storage.flush_soft_cursors, self._end_rounds, self._check_copies, self._hand_over_full)
+        for step in steps:
+            try:
+                step()
+            except Exception as error:
+                unforeseen.exception("runtime.second_failed", error, step=step.__name__)
+        reached = frozenset(self.links.dialled_nodes())
+        for partition in [each for each in self.partitions.values() if each.leads]:
+            try:
+                partition.replica.set_reached(reached)
+                self._sender.share_cursors(partition)
+            except Exception as error:
+                unforeseen.exception("runtime.second_failed", error, partition=partition.id)
+
+    def _end_rounds(self) -> None:
         self._storage.pins = self._transfer_sender.end_rounds(self.partitions)
+
+    def _check_copies(self) -> None:
         if not self._stopping:
             self._replicas.check(self.time.now_ms())
-        reached = frozenset(self.links.dialled_nodes())
-        for partition in filter(lambda p: p.leads, self.partitions.values()):
-            partition.replica.set_reached(reached)
-            self._sender.share_cursors(partition)
+
+    def _hand_over_full(self) -> None:
         for partition in self._disk_full.check(self.partitions.values(), self.time.now_ms()):
             self.hand_over(partition, None, HAND_OVER_MS)
 

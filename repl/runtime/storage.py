@@ -48,6 +48,9 @@ class StorageEvents(Protocol):
     def fail(self, error: Exception) -> None:
         """End the process: log or store can no longer be trusted."""
 
+    def quarantine(self, partition: Partition, bug: Exception) -> None:
+        """See EventSink."""
+
 
 class Storage:
     """Log, applier and checkpointer of one node. All methods but `close` belong to the event loop.
@@ -248,10 +251,18 @@ class Storage:
         for step in steps:
             if not step.entries:
                 continue
-            self._partitions[step.partition].unapplied.applied(step.entries, read_back=read_back)
-            if self.replay.waits:
-                self.replay.passed(step.partition, step.entries[-1].offset + 1)
+            partition = self._partitions[step.partition]
+            try:
+                partition.unapplied.applied(step.entries, read_back=read_back)
+                if self.replay.waits:
+                    self.replay.passed(step.partition, step.entries[-1].offset + 1)
+            except Exception as bug:  # noqa: BLE001 - its rows are written; what is known of them here may be wrong
+                self._events.quarantine(partition, bug)
         self._events.on_applied(steps, committed_ms)
+
+    def not_applied(self, partition: int, bug: Exception) -> None:
+        """See ApplyEvents."""
+        self._events.quarantine(self._partitions[partition], bug)
 
     def fail(self, error: Exception) -> None:
         """The applier failed."""

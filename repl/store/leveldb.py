@@ -330,10 +330,16 @@ class LevelStore:
         self.commit(self.prepare(steps))
 
     def prepare(self, steps: Sequence[PartitionStep]) -> Prepared:
-        """The batch that applies the steps. All prepared batches must be committed, in order."""
+        """The batch that applies the steps. All prepared batches must be committed, in order. If it raises, nothing is
+        prepared."""
         self._refuse_after_failure()
         batch = self._spare_batches.pop() if self._spare_batches else self.new_batch()
-        return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of, self._remembered))
+        before = self._progress.positions_of([step.partition for step in steps])
+        try:
+            return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of, self._remembered))
+        except BaseException:
+            self._progress.take_back(before)  # so that the steps may be prepared again, one by one
+            raise
 
     def takes_at_once(self, prepared: Prepared) -> bool:
         """See the port; predicted by `repl.store.write_stalls`."""

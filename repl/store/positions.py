@@ -90,6 +90,19 @@ class PositionTable:
         self._next[partition] = end
         return End(partition, end, moves_applied)
 
+    def positions_of(self, partitions: Iterable[int]) -> dict[int, tuple[StoredPosition | None, StoredPosition | None]]:
+        """What `prepared` may change of these partitions, for `take_back`."""
+        return {partition: (self._next.get(partition), self._replaying.get(partition)) for partition in partitions}
+
+    def take_back(self, before: Mapping[int, tuple[StoredPosition | None, StoredPosition | None]]) -> None:
+        """The batches that were prepared since `positions_of` will not be written."""
+        for partition, found in before.items():
+            for positions, position in zip((self._next, self._replaying), found, strict=True):
+                if position is None:
+                    positions.pop(partition, None)
+                else:
+                    positions[partition] = position
+
     def wrote(self, ends: Iterable[End]) -> None:
         """The batch of these ends is in the database."""
         for partition, position, moves_applied in ends:

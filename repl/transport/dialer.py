@@ -19,6 +19,7 @@ import structlog
 
 from isthmus.repl.security.tls import SHUTDOWN_TIMEOUT_S, tls_failure
 from isthmus.repl.transport.connection import ConnectionOwner, PeerConnection
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +74,11 @@ class Dialler:
         delay_s = first_s
         while True:
             began_s = loop.time()
-            was_up, why = await self._one_connection()
+            try:
+                was_up, why = await self._one_connection()
+            except Exception as error:  # it is dialled again: a node that nobody dials is cut off
+                unforeseen.exception("transport.dial_bug", error, peer=self.node)
+                was_up, why = False, f"{type(error).__name__} in this program"
             if was_up:
                 self._last_failure = ""
             elif why != self._last_failure:

@@ -39,6 +39,7 @@ from isthmus.repl.transport.rpc import (
     RpcClient,
     RpcServer,
 )
+from isthmus.repl.unforeseen import unforeseen
 
 TURNS: Final = 4
 """Turns of the loop in which data received during a pause is read: a loop may run due timers before it reads, and an
@@ -448,7 +449,10 @@ class ClusterLinks:
         """Advance the health checks of all connections by the time that this process lived through."""
         async for elapsed_ms in lived_ms(min(self.limits.ping_interval_ms, self.limits.dead_after_ms / 4) / 1000):
             for connection in list(self._all):
-                connection.tick(elapsed_ms)
+                try:
+                    connection.tick(elapsed_ms)
+                except Exception as error:  # the health of the other connections is watched all the same
+                    unforeseen.exception("transport.tick_failed", error, peer=connection.node)
 
     def certificates_expire_s(self) -> dict[str, float]:
         """Connected node -> when its certificate expires, in seconds since 1970."""

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgpack
-import structlog
 
 from isthmus.repl.model.errors import (
     BadInput,
@@ -37,8 +36,7 @@ from isthmus.repl.model.errors import (
     clear_traceback,
 )
 from isthmus.repl.transport.frames import Lane, Parts, bin_head
-
-log = structlog.get_logger(__name__)
+from isthmus.repl.unforeseen import unforeseen
 
 IN_FLIGHT_MAX: Final = 1_024
 """Most unanswered requests on one connection, and most requests that are served for one node; one more is refused with
@@ -235,8 +233,8 @@ def _call(answered: Answered, answer: bytes | IsthmusError) -> None:
     """Call back; a bug there must not cost the connection, nor the answers of other requests."""
     try:
         answered(answer)
-    except Exception:
-        log.exception("transport.answer.failed")
+    except Exception as error:
+        unforeseen.exception("transport.answer.failed", error)
 
 
 def _complete(future: asyncio.Future[bytes], answer: bytes | IsthmusError) -> None:
@@ -329,7 +327,7 @@ class RpcServer:
         except IsthmusError as error:
             answered(clear_traceback(error))
         except Exception as error:
-            log.exception("transport.request.failed", peer=self._node, method=method)
+            unforeseen.exception("transport.request.failed", error, peer=self._node, method=method)
             answered(OutcomeUnknown(f"{method} failed: {type(error).__name__}"))
 
     def _start(self, asked: int, method: str, timeout_ms: int, length: int, work: _Work) -> None:
@@ -350,7 +348,7 @@ class RpcServer:
         except Exception as error:
             if deadline.expired():
                 return  # the client has given up, too
-            log.exception("transport.request.failed", peer=self._node, method=method)
+            unforeseen.exception("transport.request.failed", error, peer=self._node, method=method)
             item = _error_item(asked, OutcomeUnknown(f"{method} failed: {type(error).__name__}"))
         finally:
             self._in_flight -= 1

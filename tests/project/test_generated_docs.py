@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import isthmus.client
-from docs.generate import PUBLIC, api_reference, rewrite, signature_text, stale_pages, table
+from docs.generate import PUBLIC, api_reference, commands_reference, rewrite, signature_text, stale_pages, table
 
 
 def test_generated_pages_are_current() -> None:
@@ -64,3 +64,15 @@ def test_signatures_are_shown_as_the_source_has_them() -> None:
         f"{long}(\n    first: dict[str, int],\n    second: str = '',\n    *,\n"
     )
     assert "### `register`" in api_reference()
+
+
+def test_an_option_is_common_only_where_it_means_the_same() -> None:
+    """`--admin` takes one address in most commands, several in those about several clusters: these have a row of their
+    own, and the common one promises no more than every command takes."""
+    reference = commands_reference()
+    common, _, rest = reference.partition("### isthmus status")
+    (row,) = [line for line in common.splitlines() if line.startswith("| `--admin` |")]
+    assert "repeatable" not in row
+    assert "URL[,URL" not in row
+    status = rest.partition("\n### ")[0]
+    assert "| `--admin` | URL[,URL...], repeatable |" in status

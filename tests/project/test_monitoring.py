@@ -34,6 +34,7 @@ OTHERS: Final[dict[str, frozenset[str]]] = {
 
 NO_METRICS: Final = frozenset(
     {
+        "abs",
         "and",
         "by",
         "count",

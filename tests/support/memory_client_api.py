@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import structlog.testing
 import uvloop
 
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
@@ -34,6 +33,7 @@ from isthmus.repl.model.requests import (
     WriteResult,
 )
 from isthmus.repl.model.vclock import actor_of, encode_clock, pack_counter
+from tests.support.log_watch import captured
 from tests.support.node_status import FakeNodeStatus
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -425,7 +425,7 @@ def send_request() -> Callable[..., Any]:
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[Any]]:
     """The events that the client API logs, instead of printing them."""
-    with structlog.testing.capture_logs() as events:
+    with captured() as events:
         yield events
 
 

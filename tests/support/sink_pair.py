@@ -18,6 +18,7 @@ from typing import Any
 
 from isthmus.config.settings import PeerSettings, QueueSettings, SinkSettings
 from isthmus.queues.wire import decode_asking, decode_request, encode_object_reply, encode_reply
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
 from isthmus.repl.model.keys import Key
@@ -218,6 +219,7 @@ class SinkPair:
             metastore=self.metastore,
             time=self.source.clock,
             letters=DeadLetters(folder / "letters.sqlite", 3, 1_000),
+            clocks=ClockOffsets("peer", self.source.clock),
             conflicts=Conflicts(folder / "conflicts.sqlite", 3),
             credentials=OpenPeers(),
             cluster=facts

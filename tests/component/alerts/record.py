@@ -32,6 +32,7 @@ from isthmus.node.daemon import Node
 from isthmus.node.local import dev_certificates
 from isthmus.node.local.ports import free_port
 from isthmus.node.observability.service_manager import ServiceManager
+from isthmus.node.services.clock_watch import POLL_S
 from isthmus.queues import lag
 from isthmus.queues.lag import TIMEOUT_S
 from isthmus.queues.object_reader import read_changes
@@ -590,6 +591,16 @@ async def dead_letters(at: Recording) -> None:
     await at.scrape(8)
 
 
+async def clock_wrong(at: Recording) -> None:
+    """The clock of one of three nodes is 30 s ahead."""
+    east = await at.cluster("east", 3, replicated(3, 2))
+    await at.healthy()
+    time_of = east.nodes["n2"]._time
+    with patch.object(time_of, "wall_ms", lambda: time.time_ns() // 1_000_000 + 30_000):
+        await asyncio.sleep(2 * POLL_S)
+        await at.scrape(8)
+
+
 async def fullsync_late(at: Recording) -> None:
     """The last check that ended in sync began five hours ago, of 24 a day."""
     west = await at.cluster("west", 1, replicated(1, 1))
@@ -661,8 +672,8 @@ CASES: Final[Mapping[str, Callable[[Recording], Awaitable[None]]]] = {
         healthy, node_down, writes_refused, stalled_followers, partition_offline, unclean_election,
         metastore_unreachable, not_registered, document_unreadable, metastore_rolled_back, disk_full, disk_nearly_full,
         link_cut, queue_throttled, queue_suspended, lag_unknown, publishing_suspended, gaps_open, ledger_off,
-        bucket_type_missing, dead_letters, fullsync_late, fullsync_never, certificate_valid, certificate_expires,
-        certificate_expires_now, audit_lines_lost,
+        bucket_type_missing, dead_letters, clock_wrong, fullsync_late, fullsync_never, certificate_valid,
+        certificate_expires, certificate_expires_now, audit_lines_lost,
     )
 }  # fmt: skip
 """Case -> function that makes its fault; its docstring names the fault."""

@@ -62,6 +62,7 @@ EXPECTED: Final = {
     "ledger-off": firing("LedgerOff"),
     "bucket-type-missing": firing("BucketTypeMissing", "QueueLag"),
     "dead-letters": firing("DeadLetters"),
+    "clock-wrong": firing("ClockWrong"),
     "fullsync-late": firing("FullSyncLate"),
     "fullsync-never": firing("FullSyncNeverProven", after_s=6 * 3_600 + 300),
     "certificate-valid": firing(),

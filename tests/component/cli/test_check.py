@@ -282,10 +282,37 @@ def test_gaps_are_judged_by_the_age_of_what_was_given_up(
     assert gaps(options=("--queue", "to/west"))[0] == OK
 
 
+def test_clocks_are_judged_by_how_far_they_differ(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Above a second a warning, above a minute critical, or as the options say; a node that does not answer, or does
+    not measure, is unknown."""
+    listener.respond("/admin/cluster", CLUSTER)
+
+    def node(*offsets: float) -> dict[str, Any]:
+        rows = [{"node": f"n{number}", "offset_ms": ms, "bound_ms": 0.5} for number, ms in enumerate(offsets)]
+        return {"clocks": {"nodes": rows, "peers": []}}
+
+    def clocks(*options: str, **nodes: Any) -> tuple[int, str]:
+        listener.respond("/admin/nodes/health", {"nodes": nodes, "unknown": {"e2": "it is away"}, "at_ms": HOUR_MS})
+        return cli.main(["check", "clocks", *options]), printed(capsys)
+
+    assert clocks(e1=node(3, -20)) == (OK, "CLOCKS OK: 2 clocks are at most 19.5 ms apart")
+    assert clocks(e1=node()) == (OK, "CLOCKS OK: no other clock is known here: no other node, and no link has answered")
+    assert clocks(e1=node(1_500.5)) == (
+        WARNING,
+        "CLOCKS WARNING: node n0: its clock is 1.5 s ahead of the one of node e1",
+    )
+    assert clocks("-w", "2s", e1=node(1_500))[0] == OK
+    assert clocks(e1=node(-61_000))[0] == CRITICAL
+    assert clocks(e1=node(3), e2=None)[0] == UNKNOWN
+    assert clocks(e1=node(3), e3={})[0] == UNKNOWN
+
+
 @pytest.mark.parametrize(
     ("words", "start"),
     [
-        ([], "CHECK UNKNOWN: name a check: lag, isr, sync, gaps, sink"),
+        ([], "CHECK UNKNOWN: name a check: lag, isr, sync, gaps, clocks, sink"),
         (["lgg"], "CHECK UNKNOWN: No such command 'lgg'"),
         (["--bogus", "lag"], "CHECK UNKNOWN: No such option"),
         (["lag", "-w", "3x"], "LAG UNKNOWN: Invalid value for '-w'"),

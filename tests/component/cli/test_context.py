@@ -266,6 +266,15 @@ def test_a_written_file_reads_back(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["contexts.toml"]
 
 
+def test_a_byte_order_mark_in_the_file_is_ignored(tmp_path: Path) -> None:
+    """An editor of another system may put one before the text, as in a node's file."""
+    path = tmp_path / "contexts.toml"
+    written = ContextFile({"prod": ContextEntry({"east": ClusterEntry(("http://e:1",))}, "east")}, "prod")
+    save(path, written)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load(path) == written
+
+
 def test_the_file_is_in_the_users_config_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """XDG_CONFIG_HOME where it is an absolute path, else ~/.config."""
     monkeypatch.delenv("ISTHMUS_CONTEXTS")

@@ -22,6 +22,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, encode_object
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.model.vclock import encode_clock
+from isthmus.repl.unforeseen import unforeseen
 from tests.support.coordinator_cluster import cluster, key_of
 from tests.support.memory_client_api import FixedTime
 from tests.support.waiting import PATIENCE_S
@@ -178,10 +179,12 @@ def test_both_paths_answer_alike(client_api_with, serve, monkeypatch, accept):
     [NotLeader("elsewhere", "n2"), Overloaded("full"), OutcomeUnknown("lost"), ValueError("a bug")],
     ids=lambda e: type(e).__name__,
 )
+@pytest.mark.logs_errors("http.bug")
 def test_failures_are_answered_alike_on_both_paths(client_api_with, serve, monkeypatch, failure, logged):
     """Refusals of the cluster and bugs are answered, counted and logged alike on both paths; the connection stays
     open."""
     session = [put(b"1", b"v", TEXT), ask(b"GET", b"/buckets/b/keys/1"), ask(b"GET", b"/ping")]
+    monkeypatch.setattr(unforeseen._limit, "due", lambda _subject: 0)  # each is logged
     apis = [client_api_with(), client_api_with()]
     for client_api in apis:
         client_api.kv.fail = failure

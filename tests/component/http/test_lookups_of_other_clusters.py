@@ -9,7 +9,7 @@ from isthmus.node.http.authorization import Guard, TokenRole
 from isthmus.node.services.remote_lookup import other_side
 from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.vclock import decode_clock
+from isthmus.repl.model.vclock import decode_clock, increment
 from tests.support.tls_files import CertificateFolder, folder
 from tests.unit.node.http.test_authorization import settings_of
 
@@ -31,8 +31,8 @@ PUT = b"PUT %b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: 1\r\n
 def test_a_key_of_any_name_is_found_with_the_role_replicate(
     client_api, server, folder: CertificateFolder, path: bytes, key: Key
 ) -> None:
-    """With the token that sinks and full-sync have, the state is known: absent, then behind or equal. Names that are
-    steps of a path are asked for as names."""
+    """With the token that sinks and full-sync have, the state is known: absent, then ahead or equal; behind a delete
+    that had seen it and was reaped here. Names that are steps of a path are asked for as names."""
     client_api.app.guard = None
     access = PeerCredentials(None, "", lambda: folder.token(TokenRole.REPLICATE))
     url = f"http://127.0.0.1:{server.port}"
@@ -44,7 +44,12 @@ def test_a_key_of_any_name_is_found_with_the_role_replicate(
     client_api.app.guard = guard
     found = other_side(url, key, None, access)
     assert (found["state"], found["reason"]) == ("ahead", "")
-    assert other_side(url, key, decode_clock(bytes.fromhex(found["clock"])), access)["state"] == "equal"
+    clock = decode_clock(bytes.fromhex(found["clock"]))
+    assert other_side(url, key, clock, access)["state"] == "equal"
+    deleted = increment(clock, b"a" * 20, 1, 0)
+    found = other_side(url, key, None, access, reaped=deleted)
+    assert (found["state"], found["reason"]) == ("behind", "it still has what was deleted and reaped here")
+    assert other_side(url, key, None, access, reaped=increment((), b"a" * 20, 1, 0))["state"] == "ahead"
 
 
 @pytest.mark.parametrize("role", [None, TokenRole.OPERATE, TokenRole.WRITE, TokenRole.READ])

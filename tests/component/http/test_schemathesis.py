@@ -37,7 +37,7 @@ include-path = "/queuename/{queue}"
 phases.coverage.unexpected-methods = ["DELETE", "PUT", "TRACE"] # its GET is Riak's, and 501
 """
 
-ELSEWHERE = "/fetch$|/object$|/trees/|/rows|/metrics$|/batch/push$|/admin/live$"
+ELSEWHERE = "/fetch$|/object$|/counters$|/trees/|/rows|/metrics$|/batch/push$|/admin/live$"
 """Requests in msgpack alone, metrics, and an endless stream: they have tests of their own."""
 
 

@@ -79,6 +79,7 @@ async def test_a_write_without_an_answer_is_ambiguous_and_repeating_it_decides(o
 
 
 @pytest.mark.parametrize("new_session", [False, True])
+@pytest.mark.logs_errors("metastore.rollback")
 async def test_a_zookeeper_with_older_data_is_refused(
     new_session: bool, own_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ async def test_hosts_that_are_no_hosts_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.logs_errors("metastore.driver_restarted")
 async def test_a_driver_that_dies_of_its_own_error_is_started_again(zookeeper_clients: Any) -> None:
     """When kazoo's thread ends with an unexpected error, the session counts as expired and a new one begins."""
 

@@ -172,6 +172,7 @@ def test_pages_are_asked_for_by_time_number_and_node(tmp_path: Path) -> None:
             assert (status in (400, 404), answer["reason"]) == (True, reason), query
 
 
+@pytest.mark.logs_errors("audit.lost")
 def test_an_act_is_carried_out_although_the_disk_is_full(tmp_path: Path) -> None:
     """The option is set; the loss is counted in the metrics, in the answer of the log, and by the next line."""
     path = "/admin/options/replication.max.time.lag.millis/set"

@@ -87,6 +87,7 @@ def test_a_counter_is_explained_by_the_entry_that_the_log_has(counter: tuple[int
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["in one epoch", "after another start"])
+@pytest.mark.logs_errors("actor.renewed")
 async def test_a_cluster_put_back_by_snapshots_writes_as_another_actor(
     tmp_path: Path, start_node: NodeFactory, witness: Witness, restarted: bool
 ) -> None:
@@ -147,6 +148,7 @@ async def test_counters_that_the_log_has_change_nothing(
             assert {record.incarnation for record in east.controller.records.values()} == {0}
 
 
+@pytest.mark.logs_errors("actor.renewed")
 async def test_a_new_leader_learns_what_was_told_before(
     tmp_path: Path, start_cluster: ClusterFactory, witness: Witness
 ) -> None:
@@ -167,6 +169,7 @@ async def test_a_new_leader_learns_what_was_told_before(
             await renewal.stop()
 
 
+@pytest.mark.logs_errors("actor.renewed")
 async def test_a_push_that_names_a_lost_write_is_taken_once_the_actor_is_another(
     tmp_path: Path, start_node: NodeFactory, witness: Witness
 ) -> None:
@@ -192,6 +195,7 @@ async def test_a_push_that_names_a_lost_write_is_taken_once_the_actor_is_another
         await renewal.stop()
 
 
+@pytest.mark.logs_errors("actor.renewed", "partition_ids.raised")
 async def test_partition_ids_that_another_cluster_knows_are_not_given_again(
     tmp_path: Path, start_node: NodeFactory, witness: Witness
 ) -> None:

@@ -7,18 +7,23 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isthmus.repl.isr.effects import ReplicaRole
-from isthmus.repl.model.keys import Key
+from isthmus.repl.model.errors import OutcomeUnknown
+from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.ports import AppliedEntries
-from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.model.requests import WriteRequest, WriteResult
+from isthmus.repl.store import leveldb
+from tests.support.memory_metastore import MemoryEnsemble
 from tests.support.runtime_cluster import Cluster, Node, eventually
 from tests.support.waiting import PATIENCE_S
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
+NodeFactory = Callable[..., AbstractAsyncContextManager[Node]]
 
 
 class Listener:
@@ -124,6 +129,7 @@ class FailingListener:
         raise KeyError("a bug in what is told of leadership")
 
 
+@pytest.mark.logs_errors("runtime.hook_bug")
 async def test_a_failing_listener_does_not_affect_the_others(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Entries applied in the same batch, of its partition and of others, are still notified, answered and served;
     leadership continues, is handed over, and is taken."""
@@ -148,3 +154,44 @@ async def test_a_failing_listener_does_not_affect_the_others(tmp_path: Path, sta
         assert listeners[after.node].begun == 1
         assert listeners[after.node].next == after.partition().replica.applied
         assert not any(listener.missed for listener in listeners.values())
+
+
+@pytest.mark.logs_errors("runtime.bug", "isr.role")
+@pytest.mark.parametrize("times", ["once", "always"])
+async def test_an_entry_that_cannot_be_applied_stops_its_partition_alone(
+    tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch, times: str
+) -> None:
+    """The rows of one partition's entry cannot be made: that copy stops with a reason, or, if the next try succeeds,
+    goes on. The entries of all other partitions of the same batch are applied, and a restart applies what is left."""
+    ensemble = MemoryEnsemble()
+    async with start_node(tmp_path, ensemble) as h:
+        keys = {h.coordinator.routes.partition_of(b"default", key_hash(b"b", b"%d" % n)): b"%d" % n for n in range(60)}
+        assert len(keys) == 4
+        failures = 0
+        make = leveldb.fill
+
+        def fails(batch: Any, steps: Any, *args: Any) -> Any:
+            nonlocal failures
+            made = make(batch, steps, *args)
+            if any(step.partition == 2 and step.entries for step in steps) and (times == "always" or not failures):
+                failures += 1
+                raise RuntimeError("injected")
+            return made
+
+        with monkeypatch.context() as patch:
+            patch.setattr(leveldb, "fill", fails)
+            writes = [WriteRequest(Key(b"default", b"b", name), Content(b"v")) for name in keys.values()]
+            results = dict(zip(keys, await h.coordinator.write_batch(writes), strict=True))
+        assert failures == (1 if times == "once" else 2)
+        applied = [p for p, result in results.items() if isinstance(result, WriteResult)]
+        assert sorted(applied) == ([0, 1, 2, 3] if times == "once" else [0, 1, 3])
+        if times == "always":
+            assert isinstance(results[2], OutcomeUnknown)
+            assert "injected" in h.partition(2).reason
+            assert h.partition(2).replica.role is ReplicaRole.FAILED
+        for partition in (0, 1, 3):
+            await h.coordinator.write(WriteRequest(Key(b"default", b"b", keys[partition]), Content(b"again")))
+        assert not h.failures
+    async with start_node(tmp_path, ensemble) as h:
+        for name in keys.values():
+            assert await h.coordinator.get(Key(b"default", b"b", name)) is not None

@@ -95,6 +95,7 @@ async def test_a_refusing_metastore_stops_no_node_that_creates_a_replica(
         assert not member.failures
 
 
+@pytest.mark.logs_errors("controller.document_unreadable")
 async def test_a_node_comes_up_beside_a_record_that_cannot_be_read(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -123,6 +124,7 @@ async def test_a_node_comes_up_beside_a_record_that_cannot_be_read(
     ("field", "value"),
     [("epoch", 1 << 40), ("partition_count", 1 << 62), ("bucket_type", "\ud800"), ("reason", "\ud800")],
 )
+@pytest.mark.logs_errors("controller.document_unreadable")
 async def test_a_record_with_a_number_or_text_that_cannot_be_is_unreadable(
     tmp_path: Path, start_cluster: ClusterFactory, field: str, value: object
 ) -> None:

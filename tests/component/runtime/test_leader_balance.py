@@ -146,14 +146,14 @@ async def test_a_node_that_nobody_can_dial_settles_as_a_follower(
     As a follower it stays in sync. When it can be dialled again it leads its share."""
     monkeypatch.setattr(give_way, "CHECK_MS", 100)
     monkeypatch.setattr(leader_balancer, "REST_MIN_MS", 4_000)
-    async with start_cluster(tmp_path, partitions=6, balance=QUICK, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+    async with start_cluster(tmp_path, partitions=6, balance=QUICK, options=ReplicaOptions(max_time_lag_ms=1_500)) as t:
         await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2})
         t.network.deafen("n3")
 
         def led_by_two() -> bool:
             return led_counts(t) == {"n1": 3, "n2": 3, "n3": 0}
 
-        await eventually(led_by_two, 15)
+        await eventually(led_by_two)
         moved = asyncio.get_running_loop().time() + 8
         writes = 0
         while asyncio.get_running_loop().time() < moved:
@@ -165,7 +165,7 @@ async def test_a_node_that_nobody_can_dial_settles_as_a_follower(
         assert all(len(record.isr) == 3 for record in records)
         assert "n3" in " ".join(balance_reasons(t))
         t.network.heal()
-        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2}, 30)
+        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2})
 
 
 def balance_reasons(t: Cluster) -> list[str]:

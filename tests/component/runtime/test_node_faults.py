@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import structlog
 
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.replica_query import facts_of
@@ -111,6 +112,7 @@ async def test_uncommitted_entries_of_a_follower_are_bounded_by_its_own_window(
         assert tiny.runtime._storage.window.held_bytes == 0
 
 
+@pytest.mark.logs_errors("storage.follower_stops", "storage.full")
 async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -136,6 +138,7 @@ async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
         assert stored_values(full, b"4") == [b"v"]
 
 
+@pytest.mark.logs_errors("storage.follower_stops", "storage.full")
 async def test_a_leader_that_changes_the_isr_leaves_a_trace(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +182,7 @@ async def test_a_leader_that_changes_the_isr_leaves_a_trace(
         assert logged[2:] == [("isr.shrunk", out.node, "gone")]
 
 
+@pytest.mark.logs_errors("storage.full")
 async def test_a_disk_that_fills_without_writes_is_reported_at_once(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -197,6 +201,7 @@ async def test_a_disk_that_fills_without_writes_is_reported_at_once(
             await eventually(lambda member=member: not member.partition().reason.startswith("out-of-storage"))
 
 
+@pytest.mark.logs_errors("storage.follower_stops", "storage.full")
 async def test_a_leader_with_a_full_disk_refuses_writes_and_hands_over(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +227,7 @@ async def test_a_leader_with_a_full_disk_refuses_writes_and_hands_over(
     ("inodes", "3 free inodes"), ("read-only", "mounted read-only"), ("descriptors", "no files can be opened"),
     ("store", "the store cannot create a file"),
 ])  # fmt: skip
+@pytest.mark.logs_errors("storage.full")
 async def test_whatever_is_short_is_refused_handed_over_and_recovered_from(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch, what: str, words: str
 ) -> None:
@@ -371,6 +377,7 @@ async def test_without_space_for_writes_a_cluster_still_elects_leaders(
         assert not any(member.failures for member in t.members.values())
 
 
+@pytest.mark.logs_errors("storage.full")
 async def test_a_disk_without_space_for_a_barrier_is_passed_over(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """H38: a node whose disk is completely full declines nominations and keeps running; the controller nominates the
     next one, which serves."""
@@ -453,6 +460,7 @@ async def test_forwards_are_cut_to_messages_of_bounded_size(
 
 
 @pytest.mark.parametrize("bug_in", ["Received", "AppliedTo", "stream_committed", "persisted_quietly"])
+@pytest.mark.logs_errors("isr.role", "runtime.bug")
 async def test_an_internal_error_stops_one_replica_only(
     tmp_path: Path,
     start_cluster: ClusterFactory,
@@ -505,6 +513,7 @@ async def test_an_internal_error_stops_one_replica_only(
         hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
 
 
+@pytest.mark.logs_errors("isr.role", "runtime.bug")
 async def test_a_leader_stopped_by_an_internal_error_is_replaced(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -550,8 +559,7 @@ async def test_a_failed_periodic_step_is_repeated_a_second_later(
     monkeypatch.setattr("isthmus.repl.runtime.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
     async with start_cluster(tmp_path, 1, factor=1, min_isr=1) as t:
         member = t.members["n1"]
-        look, looks, bugs = member.runtime._disk_full.check, [], []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: bugs.append(context))
+        look, looks = member.runtime._disk_full.check, []
 
         def bad(*given: object) -> object:
             looks.append(given)
@@ -559,10 +567,12 @@ async def test_a_failed_periodic_step_is_repeated_a_second_later(
             return look(*given)  # type: ignore[arg-type]
 
         monkeypatch.setattr(member.runtime._disk_full, "check", bad)
-        await eventually(lambda: len(looks) > 2)
-        assert len(bugs) == 1
+        with structlog.testing.capture_logs() as lines:
+            await eventually(lambda: len(looks) > 2)
+        assert [line["event"] for line in lines if line["log_level"] == "error"] == ["runtime.second_failed"]
 
 
+@pytest.mark.logs_errors("METASTORE_ROLLBACK")
 async def test_a_metastore_rollback_is_reported_once(
     tmp_path: Path, start_cluster: ClusterFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ async def keep(t: Cluster, base: Path) -> None:
     await t.settled()
 
 
+@pytest.mark.logs_errors("UNCLEAN_ELECTION", "attaching.rows_beyond_log")
 async def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -103,6 +104,7 @@ async def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(
 
 
 @pytest.mark.parametrize("writes", [1, 9])
+@pytest.mark.logs_errors("UNCLEAN_ELECTION", "attaching.rows_beyond_log")
 async def test_a_forced_only_replica_never_reuses_an_offset_of_a_lost_entry(
     tmp_path: Path, start_cluster: ClusterFactory, writes: int
 ) -> None:

@@ -132,6 +132,7 @@ async def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, 
         assert log_of(t.members[away]) == log_of(leader)
 
 
+@pytest.mark.logs_errors("metastore.registration_lost")
 async def test_uncommitted_entries_of_a_lost_leader_are_truncated(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:

@@ -198,6 +198,7 @@ async def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_
     assert lost == ["taken"]
 
 
+@pytest.mark.logs_errors("metastore.registration_lost")
 async def test_a_node_whose_name_is_taken_closes_its_connections_and_dials_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

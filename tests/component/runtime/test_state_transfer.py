@@ -138,6 +138,7 @@ async def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(
         assert back.runtime._transfer_receiver.rounds >= 1
 
 
+@pytest.mark.logs_errors("storage.follower_stops", "storage.full")
 async def test_a_follower_that_the_log_is_trimmed_under_takes_rows(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -343,6 +344,7 @@ async def test_a_lost_store_is_refilled_from_the_leader(tmp_path: Path, start_cl
         assert back.runtime.store.object(0, b"b", b"fill-1") is not None
 
 
+@pytest.mark.logs_errors("far.chunk_refused")
 async def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +444,7 @@ async def test_the_reason_of_a_repeated_state_transfer_is_shown(tmp_path: Path, 
         assert any("; round 2 of at least 2" in said for said in shown), "why it takes rows once more is shown"
 
 
+@pytest.mark.logs_errors("far.row_unreadable")
 async def test_a_row_that_the_leader_cannot_give_does_not_end_it(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import pytest
+
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, decode_object
@@ -27,6 +29,7 @@ async def register_again(member: Node) -> None:
     member.runtime.session_started(await member.registrar.register())
 
 
+@pytest.mark.logs_errors("metastore.registration_lost")
 async def test_a_false_suspicion_of_a_leader_costs_no_write(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Three times another node ends the registration of a leader that keeps writing. Another member leads in the next
     epoch, the suspected node registers as another session and is in sync again, and every acknowledged write is on all

@@ -27,6 +27,7 @@ def key_of(index: int, count: int) -> Key:
     return next(Key(b"default", b"b", n) for n in names if partition_index(key_hash(b"b", n), count) == index)
 
 
+@pytest.mark.logs_errors("controller.document_unreadable")
 async def test_keys_of_other_partitions_are_routed_and_a_repaired_record_is_used(tmp_path: Path) -> None:
     """One partition's keys are refused with the reason, and status names it; after the record's repair everything works
     as before."""

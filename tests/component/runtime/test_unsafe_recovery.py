@@ -114,6 +114,7 @@ async def test_an_incomplete_replica_leads_only_when_an_operator_forces_it(
         assert last.runtime.store.object(0, b"b", b"two") is None
 
 
+@pytest.mark.logs_errors("UNCLEAN_ELECTION")
 async def test_a_forced_leader_writes_as_another_actor(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """R-ACTOR: what the forced copy lacks may be in other clusters, under the actor that wrote it. The next write has
     another actor, so its clock does not claim to have seen the lost ones; the entries of the earlier one stay."""
@@ -171,6 +172,7 @@ async def force(t: Cluster, asked: Node, chosen: Node) -> None:
 
 
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"], ids=["killed", "power_lost"])
+@pytest.mark.logs_errors("UNCLEAN_ELECTION", "isr.role")
 async def test_a_quarantined_replica_is_removed_and_recreated_while_all_serve(
     tmp_path: Path, start_cluster: ClusterFactory, boot_id: str
 ) -> None:
@@ -192,6 +194,7 @@ async def test_a_quarantined_replica_is_removed_and_recreated_while_all_serve(
         assert back.runtime.store.object(0, b"b", b"two") is None
 
 
+@pytest.mark.logs_errors("UNCLEAN_ELECTION", "isr.role")
 async def test_a_quarantined_replica_is_forced_only_after_its_node_restarted(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -244,6 +247,7 @@ async def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_c
     assert most_complete([far, whole]) == whole
 
 
+@pytest.mark.logs_errors("METASTORE_ROLLBACK", "UNCLEAN_ELECTION")
 async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -301,6 +305,7 @@ async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
         assert again["partitions"] == []
 
 
+@pytest.mark.logs_errors("METASTORE_ROLLBACK", "UNCLEAN_ELECTION")
 async def test_an_absent_member_is_not_elected_by_a_rolled_back_record(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
@@ -345,6 +350,7 @@ async def test_an_absent_member_is_not_elected_by_a_rolled_back_record(
         assert member.controller.records[0].overtaken == 0
 
 
+@pytest.mark.logs_errors("METASTORE_ROLLBACK", "UNCLEAN_ELECTION")
 async def test_a_partition_with_silent_replicas_is_not_reseeded(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A re-seed waits for silent replicas, which may hold more, unless it is ordered without them."""
 

@@ -42,6 +42,7 @@ async def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None
         other.close()
 
 
+@pytest.mark.logs_errors("sink.dead_letters_unread")
 async def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that cannot be looked into at the start makes their number unknown, and nothing else; it is looked into
     again."""
@@ -61,6 +62,7 @@ async def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pyte
         await eventually(lambda: sink.overview()["dead_letters"] == {"kept": 0, "given_up": 0})
 
 
+@pytest.mark.logs_errors("sink.bug")
 async def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that was suspended during its cycle sends its pending acknowledgement at once. After any fault there its
     worker and its slot are free again, and the link works again once it is resumed."""

@@ -20,6 +20,7 @@ import isthmus.repl.http.client as client_room
 from isthmus.config.settings import PeerSettings, SinkSettings
 from isthmus.queues.queue_documents import AuditInfo
 from isthmus.queues.wire import FetchReply, ObjectRequest, OwnedByOther, encode_reply
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushOutcome
@@ -146,6 +147,7 @@ async def sink_of(
         metastore=pair.metastore,
         time=pair.source.clock,
         letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
+        clocks=ClockOffsets("peer", pair.source.clock),
         conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
         credentials=OpenPeers(),
         cluster=FakeClusterFacts(digests=properties or {}, scopes=scopes),
@@ -481,6 +483,7 @@ def test_dead_letters_outlive_a_restart_and_are_bounded(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.logs_errors("sink.dead_letters_damaged")
 def test_a_damaged_file_of_dead_letters_is_put_aside(tmp_path: Path) -> None:
     """An unreadable file is renamed and logged, and a new one begun: the sink continues."""
     file = tmp_path / "letters.sqlite"

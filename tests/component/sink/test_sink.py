@@ -434,6 +434,7 @@ async def test_without_peers_the_actor_is_there_and_idle() -> None:
         assert nothing.overview()["suspensions"] == []
 
 
+@pytest.mark.logs_errors("sink.settings_malformed")
 async def test_damaged_suspensions_hide_no_limits() -> None:
     """Unreadable suspensions keep their last value and are reported; the sink's other settings still take effect."""
 
@@ -447,6 +448,7 @@ async def test_damaged_suspensions_hide_no_limits() -> None:
 
 
 @pytest.mark.parametrize("damaged", [True, False])
+@pytest.mark.logs_errors("sink.settings_malformed")
 async def test_a_link_with_an_unknown_suspension_is_not_fetched(damaged: bool) -> None:
     """A sink that cannot read the suspensions at its start holds all links and shows why, until it can, or an operator
     resumes all."""
@@ -476,6 +478,7 @@ async def test_a_link_with_an_unknown_suspension_is_not_fetched(damaged: bool) -
 
 
 @pytest.mark.parametrize("value", [b"{", b'{"*": {"objects_per_second": -1}}'])
+@pytest.mark.logs_errors("sink.settings_malformed")
 async def test_a_limit_of_a_sink_that_cannot_be_read_is_not_taken_for_none(value: bytes) -> None:
     """After a restart the operators' limits of a sink are unknown: every link is suspended, and shows why, until the
     limit is set again with --default on all nodes."""

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.node.local import supervisor_client
 from tests.support.dashboard_browser import browser, open_page
-from tests.system.fullsync.clusters import Clusters
+from tests.system.fullsync.clusters import Clusters, eventually
 
 PAIR = """\
 [clusters.east.replication]
@@ -56,9 +56,11 @@ queue = "to-west"
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     """East of four nodes, three of which hold each partition, and west of one; each fetches from the other, and east
-    compares. Tests of a module share it, and leave it as they found it."""
+    has compared. Tests of a module share it, and leave it as they found it."""
     directory = tmp_path_factory.mktemp("pair")
     try:
-        yield Clusters(directory, PAIR)
+        clusters = Clusters(directory, PAIR)
+        eventually(lambda: clusters.check(node="east-1")["verdict"] == "in-sync", "east is proven up to date")
+        yield clusters
     finally:
         supervisor_client.stop(directory)

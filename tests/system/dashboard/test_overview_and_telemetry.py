@@ -21,7 +21,11 @@ CHARTS = {
     "Replicate failures", "Apply duration, mean", "Apply duration, longest of the last 30 to 60 s",
     "Worst partition: members in sync and min-ISR", "Log entries of a replica, mean", "Log entries of a replica, most",
     "Unapplied entries of a replica, mean", "Unapplied entries of a replica, most",
-    "Size on disk, of all bucket types", "Nodes that the sums have",
+    "Size on disk, of all bucket types", "Nodes that answered, whose numbers are added up",
+    "Lag of other clusters: age of the oldest change they have not acknowledged, by queue",
+    "Lag of this cluster: 99th percentile of what was fetched in the last minute, by link",
+    "Requests, by kind", "Duration of requests of one object, median",
+    "Duration of requests of one object, 99th percentile",
 }  # fmt: skip
 
 
@@ -49,23 +53,42 @@ def test_links_are_a_picture_with_lag_and_proof(pair: Clusters, open_page: OpenP
         expect(facts).to_contain_text(text)
 
 
-def test_an_alarm_has_its_reason_and_the_next_step(pair: Clusters, open_page: OpenPage) -> None:
-    """A sink that operators suspended causes an alarm with its cause and the next command; the alarm ends by itself."""
+def test_alarms_are_the_list_of_the_node(pair: Clusters, open_page: OpenPage) -> None:
+    """Alarms are the findings that `isthmus status` prints, in their order, with their severity, sentence and remedy; a
+    finding ends by itself, and only a list without any says that nothing is amiss."""
+    eventually(lambda: pair.check(node="east-1")["verdict"] == "in-sync", "compared")
     tab = open_page(pair.nodes["east-1"]["admin"], "overview")
     alarms = tab.region("Alarms")
     expect(alarms).to_contain_text("nothing is amiss")
+    pair.admin("west-1", "/admin/bucket-types/lacking", {"partition_count": 1, "replication_factor": 1})
+    path = f"{pair.nodes['west-1']['http']}/types/lacking/buckets/b/keys/k"
+    eventually(lambda: http_request(path, "PUT", b"v", Content_Type="text/plain")[0] == 204, "the type takes writes")
+    warning = alarms.get_by_role("listitem").filter(has_text="bucket type lacking of west is lacking here")
+    expect(warning).to_contain_text("▲ Warning: ")
+    expect(warning.locator("code")).to_have_text("isthmus bucket-type create lacking")
+    expect(warning.get_by_role("link", name="Bucket types")).to_have_attribute("href", "#/bucket-types")
+    expect(alarms).not_to_contain_text("nothing is amiss")
+    served = [each["sentence"] for each in pair.admin("east-1", "/admin/findings")["findings"]]
+    shown = alarms.get_by_role("listitem").all_inner_texts()
+    assert all(sentence in line for sentence, line in zip(served, shown, strict=True)), (served, shown)
+    pair.admin("east-1", "/admin/bucket-types/lacking", {"partition_count": 1, "replication_factor": 3})
+    expect(warning).to_have_count(0)
+
+
+def test_what_people_hold_back_is_named_beneath_the_alarms(pair: Clusters, open_page: OpenPage) -> None:
+    """A sink that operators suspended is named with their reason and the command that ends it, as text."""
+    tab = open_page(pair.nodes["east-1"]["admin"], "overview")
+    alarms = tab.region("Alarms")
     east = [name for name in pair.nodes if name.startswith("east")]
     for node in east:
         pair.admin(node, "/admin/sink/suspend", {"reason": "<b>west</b> is rebuilt"})
-    expect(alarms).to_contain_text("From west, to-east: 0 of 4 links running")
-    expect(alarms).to_contain_text("Resume the sink once the reason is over.")
-    expect(alarms).to_contain_text("isthmus sink list")
-    expect(alarms.get_by_role("link", name="Sinks")).to_have_attribute("href", "#/sinks")
+    expect(alarms).to_contain_text("Held by people: from west, to-east: 0 of 4 links running")
+    expect(alarms).to_contain_text("isthmus sink resume")
     expect(alarms).to_contain_text("<b>west</b> is rebuilt")
     expect(picture(tab)).to_have_attribute("aria-label", re.compile("from it, suspended"))
     for node in east:
         pair.admin(node, "/admin/sink/resume", {})
-    expect(alarms).to_contain_text("nothing is amiss")
+    expect(alarms).not_to_contain_text("Held by people")
 
 
 def test_a_write_is_seen_crossing(pair: Clusters, open_page: OpenPage) -> None:
@@ -129,9 +152,16 @@ def test_charts_show_writes_as_they_happen_and_after_a_reload(pair: Clusters, op
     assert write.search(newest(tab, "Replicated entries")), newest(tab, "Replicated entries")
     assert re.search(r"write: [\d.]+ [mµ]?s", newest(tab, "Apply duration, mean"))
     assert newest(tab, "Worst partition: members in sync and min-ISR") == "Newest values: in sync: 3, min-ISR: 2"
-    assert newest(tab, "Nodes that the sums have") == "Newest values: nodes: 4"
+    assert newest(tab, "Nodes that answered, whose numbers are added up") == "Newest values: nodes: 4"
     assert len(histories(tab)) == asked
     assert any(re.search(r"write[1-9]", each) for each in seen_by_cursor(tab, "Replicated entries", 40))
+    assert re.search(r"put: [1-9][\d.]* /s", newest(tab, "Requests, by kind"))
+    assert re.search(r"PUT: [\d.]+ m?s", newest(tab, "Duration of requests of one object, 99th percentile"))
+    replicated = tab.page.get_by_label("Replicated entries", exact=True)
+    legend = replicated.locator(".u-legend").inner_text()  # what is seen of it
+    assert "write" in legend
+    assert "reap" not in legend
+    expect(replicated).to_contain_text("are 0 or unknown all the time")
 
     eventually(lambda: "write: 0 /s" in newest(tab, "Replicated entries"), "writes are over")
     tab.page.reload()
@@ -145,7 +175,7 @@ def test_charts_show_writes_as_they_happen_and_after_a_reload(pair: Clusters, op
     tab.choose("Of", "east-2")
     tab.rendered()
     assert {"node=east-2", "type=default"} <= set(tab.page.url.partition("?")[2].split("&"))
-    expect(tab.page.get_by_label("Nodes that the sums have")).to_be_hidden()
+    expect(tab.page.get_by_label("Nodes that answered, whose numbers are added up")).to_be_hidden()
     expect(tab.page.locator("#top")).to_contain_text("live")
     assert any("bucket_type=default" in each for each in tab.requests if "/admin/live" in each)
     assert re.search(r"log: [\d.]+ [kM]?B", newest(tab, "Size on disk, of all bucket types"))

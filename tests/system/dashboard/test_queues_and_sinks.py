@@ -102,7 +102,7 @@ def test_any_node_shows_what_waits_in_the_whole_cluster(pair: Clusters, open_pag
         expect(row_of(tab.region("What waits in queue to-west"), "real time")).to_contain_text("12")
         expect(row_of(tab.region("Nodes that fetch from queue to-west"), "west-1")).to_have_count(1)
     tab = tabs[0]
-    button(tab, "What is next").click()
+    button(tab, "Show the next changes").click()
     expect(tab.dialog).to_contain_text("Of the partitions that east-1 leads")
     (led,) = pair.admin("east-1", "/admin/queues")["queues"]
     expect(tab.dialog.locator("code").filter(has_text=HTML)).to_have_count(2 * led["waiting"])
@@ -271,11 +271,11 @@ def test_names_that_look_alike_are_told_apart(pair: Clusters, queues: BrowserPag
     assert "to bucket %FF (percent-encoded) of type default" in text
     assert "2 references queued." in queues.confirm("Push")
     queues.close_dialog()
-    button(queues, "What is next").click()
+    button(queues, "Show the next changes").click()
     expect(queues.dialog.locator("code").filter(has_text=re.compile(r"^\\xff$"))).to_have_count(1)
     expect(queues.dialog.locator("code").filter(has_text=re.compile("^%FF$"))).to_have_count(3)  # a key, two buckets
     queues.close_dialog()
-    expect(button(queues, "What is next")).to_be_focused()
+    expect(button(queues, "Show the next changes")).to_be_focused()
     button(queues, "Test the filter …").click()
     queues.dialog.get_by_label("Name of the bucket").fill("%F")
     queues.choose("Names are typed as", "percent")
@@ -604,7 +604,11 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureNode]:
 @pytest.mark.parametrize(
     ("role", "enabled", "disabled"),
     [
-        (TokenRole.READ, ["Test the filter …", "What is next"], ["Suspend …", "Set rates …", "Push keys …", "Clear"]),
+        (
+            TokenRole.READ,
+            ["Test the filter …", "Show the next changes"],
+            ["Suspend …", "Set rates …", "Push keys …", "Clear"],
+        ),
         (TokenRole.OPERATE, ["Suspend …", "Set rates …", "Push keys …"], ["Clear"]),
         (TokenRole.ADMIN, ["Suspend …", "Set rates …", "Push keys …", "Clear"], []),
     ],

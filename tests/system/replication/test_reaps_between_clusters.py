@@ -100,3 +100,38 @@ def test_keys_reaped_on_both_sides_stay_removed(tmp_path: Path) -> None:
 def reap_outcomes(clusters: Clusters) -> list[tuple[str, str]]:
     """The outcome of reaping each key at east."""
     return [reap(clusters, "east", key) for key in KEYS]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_deletes_that_went_with_their_queue_reach_the_other_cluster_by_full_sync(tmp_path: Path) -> None:
+    """East deletes keys while west's sink is suspended; its queue is delisted, the tombstones are reaped, all nodes of
+    east are killed, and the queue is registered again from now on. Neither side's check calls that repaired for good:
+    east sends the deletes again, nothing comes back, and both sides are in sync."""
+    with Clusters(tmp_path, BOTH_WAYS, nodes=2) as clusters:
+        for key in KEYS:
+            put(clusters.node("east").place, key, b"old")
+        eventually("west has them", lambda: clusters.contents("west").keys() >= set(KEYS))
+        clusters.suspend_sink("west")
+        for key in KEYS[1:]:
+            delete(clusters, "east", key)
+        clusters.act("east", "/admin/queues/to-west/delist")
+        eventually("all are reaped", lambda: {reap(clusters, "east", key)[0] for key in KEYS[1:]} <= ENDED)
+        for node in clusters.by_name["east"].nodes.values():
+            clusters.crash(node, "east", away_s=0.2)
+        clusters.by_name["east"].wait_until_healthy(90)
+        clusters.act("east", "/admin/queues/register", {"name": "to-west", "from": "now"})
+        clusters.resume_sink("west")
+        assert clusters.contents("west").keys() >= set(KEYS)
+        found = clusters.full_sync("west", "east")
+        assert (found["verdict"], found["differences"]) == ("up-to-date", {"behind@source": len(KEYS) - 1})
+        found = clusters.full_sync("east", "west")
+        assert (found["verdict"], found["differences"]) == ("repaired", {"behind@sink": len(KEYS) - 1})
+        eventually("west has the deletes", lambda: clusters.contents("west").keys() & set(KEYS) == {KEYS[0]})
+        for cluster, other in BOTH_WAYS:
+            assert clusters.full_sync(cluster, other)["verdict"] == "in-sync"
+            assert clusters.contents(cluster).keys() & set(KEYS) == {KEYS[0]}
+
+
+ENDED = {"reaped", "no-tombstone"}
+"""Outcomes of a request to reap after which no tombstone is left."""

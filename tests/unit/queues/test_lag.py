@@ -412,6 +412,7 @@ async def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> 
         assert (shown["properties_differ"], shown["property_differences"], shown["reason"]) == ({}, {}, "")
 
 
+@pytest.mark.logs_errors("queue.ledger_off")
 async def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
     """Status, listing and log say so, for as long as it is so."""
 
@@ -436,6 +437,7 @@ async def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
         assert queue_node.queues.status()["state"] == "running"
 
 
+@pytest.mark.logs_errors("queue.key_row_damaged")
 async def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a key row is damaged, the waiting bytes are unknown, but their number is known. A change of another cluster
     that may contain a local write is offered. The segment is reported for repair, each time."""

@@ -138,6 +138,7 @@ async def test_a_fetch_without_a_share_takes_changes_of_every_share() -> None:
         await timely(shared, b"b")
 
 
+@pytest.mark.logs_errors("queue.rows_failed")
 async def test_a_failed_read_of_rows_is_repeated_after_any_error() -> None:
     """An unexpected error in one read of the change index does not stop a partition for good."""
 

@@ -22,6 +22,7 @@ P = PARTITIONS[0]
 KEY = Key(b"default", BUCKET, b"a")
 
 
+@pytest.mark.logs_errors("queue.metastore_value_unreadable")
 async def test_while_definitions_are_unread_every_local_write_is_unreplicated() -> None:
     """A queue that was registered at run time may be among the unreadable ones: it would miss the write."""
 

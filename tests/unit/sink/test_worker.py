@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.queues.window_rules import Item
 from isthmus.queues.wire import FetchReply
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.objects import Content, encode_object, write
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
@@ -92,7 +93,7 @@ async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_
     link = Link(name, LinkTarget(None, name), "", 0)
     counters = SourceCounters(OURS, "east", "q")
     sources = SimpleNamespace(counters_of=lambda *_: counters)
-    context = SinkContext(kept, clock, None, None, sources, asyncio.Event())  # type: ignore[arg-type]
+    context = SinkContext(kept, clock, None, None, sources, asyncio.Event(), ClockOffsets("peer", clock))  # type: ignore[arg-type]
     slot = Slot(link, SlowFetcher(clock, takes_ms, waited_ms), context)  # type: ignore[arg-type]
     result, _ = await slot.cycle(FetchOptions(10, 1_000, 20_000), lambda *_: None)
     assert len(kept.pushed) == pushed
@@ -104,10 +105,11 @@ async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_
 
 
 async def test_a_source_reports_how_long_it_waited_for_a_batch() -> None:
-    """The wait is in milliseconds from the arrival of the request; an answer without changes has none."""
+    """The wait is in milliseconds from the arrival of the request; of an answer without changes the whole wait."""
 
     async with QueueNode() as queue_node:
-        assert (await queue_node.fetch(wait_ms=0)).waited_ms is None
+        assert (await queue_node.fetch(wait_ms=0)).waited_ms == 0
+        assert (await queue_node.fetch(wait_ms=3_000)).waited_ms >= 3_000
         began_ms = queue_node.clock.now_ms()
         fetch = asyncio.ensure_future(queue_node.fetch(wait_ms=10_000, cluster=SINK))
         await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 1)

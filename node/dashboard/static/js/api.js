@@ -73,7 +73,13 @@ async function exchange(path, init, timeoutMs, signal) {
   let answer = null;
   try {
     const signals = signal ? [limit, signal] : [limit];
-    response = await fetch(path, { ...init, headers, cache: "no-store", redirect: "error", signal: AbortSignal.any(signals) });
+    response = await fetch(path, {
+      ...init,
+      headers,
+      cache: "no-store",
+      redirect: "error",
+      signal: AbortSignal.any(signals),
+    });
     const text = await response.text();
     try {
       answer = JSON.parse(text);

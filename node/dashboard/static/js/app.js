@@ -4,7 +4,7 @@ import { onLoggedOut } from "./api.js";
 import { badge } from "./badge.js";
 import { h, replace } from "./dom.js";
 import { live } from "./live.js";
-import { PAGES } from "./pages.js";
+import { GROUPS } from "./pages.js";
 import { Router } from "./router.js";
 import { loadSession, logIn, logOut, session } from "./session.js";
 import { applyTheme, change, current } from "./settings.js";
@@ -19,7 +19,7 @@ function part(id) {
 }
 
 const [skip, top, main] = [part("skip"), part("top"), part("main")];
-const router = new Router(PAGES, part("nav"), main);
+const router = new Router(GROUPS, part("nav"), main);
 
 /** @type {{theme: "auto" | "light" | "dark", label: string}[]} */
 const THEMES = [{ theme: "auto", label: "system theme" }, { theme: "light", label: "light theme" }, {

@@ -47,6 +47,19 @@ function lonePoints(values) {
 }
 
 /**
+ * The newest value. The last place may be one that not all nodes have told yet, and the one before it is whole then.
+ * @param {ArrayLike<number | null | undefined>} values
+ */
+function newest(values) {
+  return values[values.length - 1] ?? values[values.length - 2];
+}
+
+/** Whether a series says something: a value that is neither unknown nor 0. @param {(number | null)[]} values */
+function speaks(values) {
+  return values.some((value) => value);
+}
+
+/**
  * Texts below the time axis: the time of day, and the day where another one begins.
  * @param {number[]} splits in seconds
  */
@@ -70,11 +83,14 @@ function timesOf(splits) {
 export function chart({ title, series, unit = number, signal, sync, stepped = [] }) {
   const box = h("div", { class: "plot" });
   const summary = h("p", { class: "hidden" });
-  const element = h("figure", { class: "chart", "aria-label": title }, h("figcaption", {}, title), box, summary);
+  const note = h("div", { class: "hint" });
+  const element = h("figure", { class: "chart", "aria-label": title }, h("figcaption", {}, title), box, note, summary);
   /** @type {uPlot | null} */
   let plot = null;
   /** @type {uPlot.AlignedData} */
   let data = /** @type {any} */ ([[], ...series.map(() => [])]);
+  /** Which series are drawn and in the legend: one of them at least. @type {boolean[]} */
+  let seen = series.map(() => true);
 
   /** @param {string} name a colour of css/base.css */
   function colour(name) {
@@ -93,7 +109,7 @@ export function chart({ title, series, unit = number, signal, sync, stepped = []
    * @param {number | null} place
    */
   function legend(plot, value, own, place) {
-    return unit(place === null ? plot.data[own]?.at(-1) : value);
+    return unit(place === null ? newest(plot.data[own] ?? []) : value);
   }
 
   function draw() {
@@ -121,6 +137,7 @@ export function chart({ title, series, unit = number, signal, sync, stepped = []
           { value: (_, s) => s === null ? "newest" : moment(s * 1000) },
           ...series.map((label, index) => ({
             label,
+            show: seen[index],
             stroke: colour(String(index % COLOURS + 1)),
             width: 2,
             dash: DASHES[Math.floor(index / COLOURS) % DASHES.length],
@@ -156,10 +173,18 @@ export function chart({ title, series, unit = number, signal, sync, stepped = []
     element,
     show(atMs, values) {
       data = /** @type {any} */ ([atMs.map((ms) => ms / 1000), ...values]);
-      if (plot) plot.setData(data);
+      const some = values.map(speaks);
+      const known = values.map((each) => each.some((value) => value !== null));
+      // Series that are 0 or unknown all the time are left out where others say something.
+      const now = some.includes(true) ? some : known.includes(true) ? known : known.map((_, index) => index === 0);
+      const changed = now.some((each, index) => each !== seen[index]);
+      seen = now;
+      if (plot && !changed) plot.setData(data);
       else draw();
-      const last = values.map((each, index) => `${series[index]}: ${unit(each.at(-1))}`);
+      const last = values.flatMap((each, index) => seen[index] ? [`${series[index]}: ${unit(newest(each))}`] : []);
+      const left = seen.filter((each) => !each).length;
       summary.textContent = `Newest values: ${last.join(", ")}`;
+      note.textContent = left && some.includes(true) ? `${left} of ${series.length} are 0 or unknown all the time` : "";
     },
   };
 }

@@ -35,10 +35,10 @@ import { failure, loading } from "./states.js";
  * @template {Record<string, Field>} F
  * @param {string} label
  * @param {Form<F>} form
- * @param {{role?: string, key: string}} options `key`: keeps the focus when a page draws itself anew
+ * @param {{role?: string, key: string, danger?: boolean}} options `key`: keeps the focus when a page draws itself anew
  */
-export function formButton(label, form, { role = "operate", key }) {
-  return roleButton(label, { role, key, onclick: () => openForm(form) });
+export function formButton(label, form, { role = "operate", key, danger = false }) {
+  return roleButton(label, { role, key, danger, onclick: () => openForm(form) });
 }
 
 /**

@@ -1,4 +1,4 @@
-/** Every page, in the order of the navigation. A page is registered by its import and its place here. */
+/** Every page, in the groups and the order of the navigation. A page is registered by its import and its place here. */
 
 import { page as audit } from "../pages/audit.js";
 import { page as bucketTypes } from "../pages/bucket_types.js";
@@ -12,17 +12,10 @@ import { page as runs } from "../pages/runs.js";
 import { page as sinks } from "../pages/sinks.js";
 import { page as telemetry } from "../pages/telemetry.js";
 
-/** @type {import("./router.js").Page[]} */
-export const PAGES = [
-  overview,
-  cluster,
-  queues,
-  sinks,
-  fullsync,
-  runs,
-  telemetry,
-  options,
-  bucketTypes,
-  explain,
-  audit,
+/** @type {import("./router.js").Group[]} */
+export const GROUPS = [
+  { title: "Now", pages: [overview, cluster, telemetry] },
+  { title: "Replication", pages: [queues, sinks, fullsync, runs, explain] },
+  { title: "Settings", pages: [options, bucketTypes] },
+  { title: "Record", pages: [audit] },
 ];

@@ -20,28 +20,33 @@ import { failure } from "./states.js";
  * @property {(root: HTMLElement, context: PageContext) => void} mount fills `root`, whose heading is there already
  */
 
+/** @typedef {{title: string, pages: readonly Page[]}} Group pages that belong together in the navigation */
+
 export class Router {
   /** @type {AbortController | null} */
   #leave = null;
   #shown = "";
 
   /**
-   * @param {readonly Page[]} pages the first one is the start page
+   * @param {readonly Group[]} groups the first page of the first one is the start page
    * @param {HTMLElement} nav
    * @param {HTMLElement} main
    */
-  constructor(pages, nav, main) {
-    this.pages = pages;
+  constructor(groups, nav, main) {
+    this.groups = groups;
+    this.pages = groups.flatMap((group) => group.pages);
     this.nav = nav;
     this.main = main;
   }
 
   /** Draw the navigation, show the page of the address, and follow the address from now on. */
   start() {
-    const links = this.pages.map((page) =>
-      h("li", {}, h("a", { href: `#/${page.id}`, "data-page": page.id }, page.title))
+    /** @param {Page} page */
+    const link = (page) => h("li", {}, h("a", { href: `#/${page.id}`, "data-page": page.id }, page.title));
+    const groups = this.groups.map(({ title, pages }) =>
+      h("li", { class: "group" }, h("span", { class: "title" }, title), h("ul", {}, pages.map(link)))
     );
-    replace(this.nav, h("ul", {}, links));
+    replace(this.nav, h("ul", { class: "groups" }, groups));
     addEventListener("hashchange", this.#changed);
     this.#show(false);
   }

@@ -31,13 +31,16 @@ export function table(caption, columns, rows, { stacks = false } = {}) {
     h(
       "tr",
       { role: role("row") },
-      columns.map(({ cell, number, title }, index) =>
-        index === 0 ? h("th", { scope: "row", role: role("rowheader") }, cell(row)) : h(
+      columns.map((column, index) => {
+        const content = column.cell(row);
+        if (index === 0) return h("th", { scope: "row", role: role("rowheader") }, content);
+        const classes = [column.number && "number", stacks && isBlank(content) && "blank"].filter(Boolean);
+        return h(
           "td",
-          { class: number ? "number" : null, role: role("cell"), "data-title": stacks ? title : null },
-          stacks ? h("div", {}, cell(row)) : cell(row),
-        )
-      ),
+          { class: classes.join(" ") || null, role: role("cell"), "data-title": stacks ? column.title : null },
+          stacks ? h("div", {}, content) : content,
+        );
+      }),
     )
   );
   return h(
@@ -57,6 +60,11 @@ export function table(caption, columns, rows, { stacks = false } = {}) {
       h("tbody", { role: role("rowgroup") }, body),
     ),
   );
+}
+
+/** Whether a cell has nothing to say, so that a stacked row needs no line for it. @param {import("./dom.js").Child} value */
+function isBlank(value) {
+  return value === null || value === undefined || value === false || value === "" || value === "–";
 }
 
 /**

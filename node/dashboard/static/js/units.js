@@ -12,11 +12,12 @@ function known(value, text) {
   return typeof value === "number" && Number.isFinite(value) ? text(value) : UNKNOWN;
 }
 
-/** @param {number} value */
+/** A number with three digits or so; a small one is never shown as 0. @param {number} value */
 function digits(value) {
   const size = Math.abs(value);
+  if (size && size < 0.005) return value.toLocaleString("en", { maximumSignificantDigits: 1 });
   return value.toLocaleString("en", {
-    maximumFractionDigits: size >= 100 || Number.isInteger(value) ? 0 : size >= 10 ? 1 : 2,
+    maximumFractionDigits: size >= 99.95 || Number.isInteger(value) ? 0 : size >= 9.995 ? 1 : 2,
   });
 }
 
@@ -45,9 +46,12 @@ export function rate(value) {
   return known(value, (v) => `${digits(v)} /s`);
 }
 
-/** A share of 1: 42 %. @param {Value} value */
+/** A share of 1: 42 %; 100 % is the whole alone. @param {Value} value */
 export function percent(value) {
-  return known(value, (v) => `${digits(v * 100)} %`);
+  return known(value, (v) => {
+    const nearly = v < 1 && v >= 0.9995;
+    return `${nearly ? "99.9" : digits(v * 100)} %`;
+  });
 }
 
 /**
@@ -59,9 +63,10 @@ export function seconds(value) {
   return known(value, (v) => {
     if (v < 0) return `-${seconds(-v)}`;
     if (v === 0) return "0 s";
-    if (v < 0.001) return `${digits(v * 1e6)} µs`;
-    if (v < 1) return `${digits(v * 1000)} ms`;
-    if (v < 60) return `${digits(v)} s`;
+    // Bounds are where the rounded text would be 1,000, or 60, of the smaller unit.
+    if (v < 0.0009995) return `${digits(v * 1e6)} µs`;
+    if (v < 0.9995) return `${digits(v * 1000)} ms`;
+    if (v < 59.95) return `${digits(v)} s`;
     const whole = Math.round(v);
     const [days, hours, minutes] = [
       Math.floor(whole / 86400),

@@ -127,7 +127,7 @@ function shownTypes(rows, choose, done) {
           { title: "Online", cell: (row) => outOf(row.online, row.partition_count, "bad") },
           { title: "In sync", cell: (row) => outOf(row.in_sync, row.partition_count, "warn") },
           {
-            title: "Acts",
+            title: "Actions",
             cell: (row) =>
               h(
                 "div",
@@ -386,7 +386,7 @@ function shownProperties(scope, answer, done) {
         },
         { title: "Set by", cell: (row) => h("div", { class: "short" }, author(row)) },
         {
-          title: "Acts",
+          title: "Actions",
           cell: (row) =>
             h(
               "div",

@@ -83,7 +83,7 @@ function shownNodes(rows, done) {
       { title: "CPU", number: true, hint: "of one core", cell: (row) => cpu(measured(row, "process.cpu_percent")) },
       { title: "Memory", number: true, cell: (row) => bytes(measured(row, "process.rss_bytes")) },
       { title: "Clients", cell: (row) => row.http ?? "" },
-      { title: "Acts", cell: (row) => h("div", { class: "row" }, ...nodeActs(row, done)) },
+      { title: "Actions", cell: (row) => h("div", { class: "row" }, ...nodeActs(row, done)) },
     ], rows),
     rows.some((row) => row.reason) &&
     h("ul", {}, rows.filter((row) => row.reason).map((row) => h("li", {}, `${row.name}: ${row.reason}`))),

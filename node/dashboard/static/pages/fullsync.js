@@ -199,7 +199,7 @@ function shownSuspensions({ suspensions, suspensions_error }, done) {
         { title: "Node", cell: (row) => nowrap(row.node ?? "all") },
         { title: "By", cell: author },
         {
-          title: "Acts",
+          title: "Actions",
           cell: (row) =>
             actButton("Resume", {
               title: `Resume ${row.peer ?? "all full-sync"} on ${row.node ?? "all nodes"}?`,
@@ -432,7 +432,8 @@ function shownProofs(rows, silent, equal = false) {
   if (!types.length) return "there is no bucket type to compare";
   return [
     types.map((type) => {
-      const known = rows.map(({ peer }) => (equal ? peer.equal_ms ?? peer.proven_ms : peer.proven_ms)[type] ?? null).filter((ms) => ms !== null);
+      const known = rows.map(({ peer }) => (equal ? peer.equal_ms ?? peer.proven_ms : peer.proven_ms)[type] ?? null)
+        .filter((ms) => ms !== null);
       const newest = known.length ? Math.max(...known) : null;
       const never = silent.length ? "not by the nodes that answer" : "never";
       return h("div", {}, types.length > 1 && `${type}: `, time(newest, never), newest !== null && ` (${age(newest)})`);
@@ -474,7 +475,7 @@ function nodesTable(name, rows, done) {
       cell: ({ peer }) => [visible(peer.reason), peer.suspended && [", since ", time(peer.suspended.at_ms)]],
     },
     {
-      title: "Acts",
+      title: "Actions",
       cell: ({ node, peer }) =>
         peer.range && actButton("Clear range", {
           title: `Clear the range of ${name} on ${node}?`,

@@ -110,7 +110,7 @@ function shownOptions(rows, loaded, done) {
       { title: "Default", cell: (row) => shownValue(row.default, row.unit) },
       { title: "Range", cell: (row) => h("div", { class: "short" }, rangeOf(row)) },
       { title: "Set by", cell: (row) => h("div", { class: "short" }, author(row)) },
-      { title: "Acts", cell: (row) => h("div", { class: "row" }, acts(row, loaded, done)) },
+      { title: "Actions", cell: (row) => h("div", { class: "row" }, acts(row, loaded, done)) },
     ],
     rows,
     { stacks: true },

@@ -4,7 +4,7 @@ import { get } from "../js/api.js";
 import { badge, SHAPES } from "../js/badge.js";
 import { h, replace, svg } from "../js/dom.js";
 import { live } from "../js/live.js";
-import { empty, failure, loading, partial, redraw, watch } from "../js/states.js";
+import { empty, loading, partial, redraw, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
 import { moment, time } from "../js/time.js";
 import { bytes, count, milliseconds, quantity, rate, seconds } from "../js/units.js";
@@ -13,7 +13,6 @@ import { bytes, count, milliseconds, quantity, rate, seconds } from "../js/units
 /** @typedef {import("../js/types.d.ts").LagRow} LagRow */
 /** @typedef {import("../js/types.d.ts").SinkLink} SinkLink */
 /** @typedef {import("../js/types.d.ts").SinkNodes} SinkNodes */
-/** @typedef {import("../js/types.d.ts").FullsyncNodes} FullsyncNodes */
 /** @typedef {import("../js/badge.js").Tone} Tone */
 
 /**
@@ -24,15 +23,21 @@ import { bytes, count, milliseconds, quantity, rate, seconds } from "../js/units
  * @property {string} flow changes a second in the newest sample; empty: unknown
  * @property {string} proven only of what is sent
  * @property {string} reason
+ * @property {string[]} lag names of the series of its lag, in ms; the worst counts
+ * @property {string[]} changes names of the series of its changes a second, which are added up
  */
 
 /** @typedef {{cluster: string, out: Direction | null, in: Direction | null}} Peer */
-/** @typedef {{tone: Tone, sentence: string, next: string, command?: string, href?: string}} Alarm */
-/** @typedef {{lag: LagRow[], sink: SinkNodes, fullsync: FullsyncNodes}} Links */
+/** @typedef {import("../js/types.d.ts").Findings} Findings */
+/** @typedef {{lag: LagRow[], sink: SinkNodes}} Links */
+/** Name of a series -> its newest places, of the whole cluster. @typedef {Record<string, (number | null)[]>} Lines */
 
 const LINKS_EVERY_MS = 5_000;
 const LAG_WARNING_S = 60; // beyond it a link is drawn as late, as `isthmus check lag` warns by default
 const NARROW_PX = 640;
+const LINES_EVERY_MS = 60_000; // the small lines beneath the arrows, of the last ten minutes
+const LINE_PLACES = 300;
+const SERIES_MAX = 64; // of a request of the history (node/admin_api/history.py)
 
 /** @type {import("../js/router.js").Page} */
 export const page = {
@@ -40,27 +45,39 @@ export const page = {
   title: "Overview",
   mount(root, { signal }) {
     const map = h("section", { class: "card", "aria-label": "Clusters and links" });
-    const alarms = h("section", { class: "card", "aria-label": "Alarms" }, h("h2", {}, "Alarms"), loading());
+    const alarms = h("section", { class: "card", "aria-label": "Alarms" });
     const state = h("section", { class: "card", "aria-label": "This cluster" }, h("h2", {}, "This cluster"), loading());
     root.append(map, h("div", { class: "cards" }, alarms, state));
 
     /** @type {Links | null} */
     let links = null;
-    const showAlarms = () => {
-      if (live.cluster) redraw(alarms, h("h2", {}, "Alarms"), shownAlarms(alarmsOf(live.cluster, links)));
-      else if (live.why) replace(alarms, h("h2", {}, "Alarms"), failure(new Error(live.why)));
-    };
+    const found = h("div");
+    const held = h("div");
+    replace(alarms, h("h2", {}, "Alarms"), found, held);
+    watch(found, "/admin/findings", shownFindings, { everyMs: LINKS_EVERY_MS, signal });
     live.follow(() => {
       if (live.cluster) replace(state, ...shownState(live.cluster));
       else if (live.why) replace(state, h("h2", {}, "This cluster ", badge(null)), h("p", {}, live.why));
-      showAlarms();
     }, signal);
 
     const picture = h("div");
     let width = 0;
     const draw = () => {
-      if (links && width) replace(picture, ...pictures(live.cluster?.cluster ?? "this cluster", peersOf(links), width));
+      const own = live.cluster?.cluster ?? "this cluster";
+      if (links && width) replace(picture, ...pictures(own, peersOf(links), width, lines));
     };
+    /** @type {Lines} */
+    let lines = {};
+    const drawLines = async () => {
+      try {
+        if (links && !document.hidden) lines = await loadLines(peersOf(links), signal);
+        draw();
+      } catch {
+        lines = {}; // the picture is whole without them
+      }
+    };
+    const lined = setInterval(drawLines, LINES_EVERY_MS);
+    signal.addEventListener("abort", () => clearInterval(lined));
     live.follow(draw, signal);
     const resized = new ResizeObserver(() => {
       if (width === picture.clientWidth) return;
@@ -69,11 +86,13 @@ export const page = {
     });
     signal.addEventListener("abort", () => resized.disconnect());
     watch(map, loadLinks, (loaded) => {
+      const first = links === null;
       links = loaded;
+      if (first) drawLines();
       resized.disconnect();
       resized.observe(picture);
       draw();
-      showAlarms();
+      redraw(held, shownHeld(loaded));
       return shownLinks(loaded, picture);
     }, { everyMs: LINKS_EVERY_MS, signal });
   },
@@ -84,12 +103,23 @@ export const page = {
  * @returns {Promise<Links>}
  */
 async function loadLinks(signal) {
-  const [lag, sink, fullsync] = await Promise.all([
-    get("/admin/lag", signal),
-    get("/admin/sink/nodes", signal),
-    get("/admin/fullsync/nodes", signal),
-  ]);
-  return { lag: lag.lag, sink, fullsync };
+  const [lag, sink] = await Promise.all([get("/admin/lag", signal), get("/admin/sink/nodes", signal)]);
+  return { lag: lag.lag, sink };
+}
+
+/**
+ * The last ten minutes of every link's lag and changes. Of more series than a request may name the rest has no line.
+ * @param {Peer[]} peers
+ * @param {AbortSignal} signal
+ * @returns {Promise<Lines>}
+ */
+async function loadLines(peers, signal) {
+  const ways = peers.flatMap(({ out, in: back }) => [out, back]).filter((way) => way !== null);
+  const names = [...new Set(ways.flatMap((way) => [...way.lag, ...way.changes]))].slice(0, SERIES_MAX);
+  if (!names.length) return {};
+  const search = new URLSearchParams({ range: "hour", node: "cluster", series: names.join(",") });
+  const { cluster } = await get(`/admin/history?${search}`, signal);
+  return cluster?.series ?? {};
 }
 
 // -- links ------------------------------------------------------------------------------------------------------------
@@ -137,9 +167,13 @@ function sent(queue, rows) {
     tone: behind === null ? "unknown" : late || reason ? "warn" : "good",
     state: behind === null ? "unknown" : late ? "late" : reason ? "look" : "in time",
     text: `${queue}: ${seconds(behind)} behind, ${objects === null ? "unknown" : quantity(objects, "object")}`,
+    lag: [`queue.oldest_age_ms:${labelOf(queue)}`],
+    changes: [`queue.acknowledged_per_s:${labelOf(queue)}`],
     proven: proven === null
       ? "never proven up to date"
-      : `proven ${rows.every((row) => row.equal_ms === row.proven_ms) ? "equal" : "up to date"} as of ${moment(proven)}`,
+      : `proven ${rows.every((row) => row.equal_ms === row.proven_ms) ? "equal" : "up to date"} as of ${
+        moment(proven)
+      }`,
     reason,
   };
 }
@@ -157,12 +191,15 @@ function received(rows, silent) {
   );
   const tone = running === rows.length ? (silent.length ? "unknown" : "good") : running ? "warn" : "bad";
   const suspended = rows.every((row) => row.state === "suspended");
+  const labels = new Set(rows.map((row) => labelOf(`${row.queue}@${row.peer}`)));
   return {
     flow: flowOf((name) => name.startsWith(`sink.changes_per_s:${labelOf(`${rows[0].queue}@`)}`)),
     tone: suspended ? "warn" : tone,
     state: suspended ? "suspended" : running === rows.length ? "running" : running ? "partly running" : "not running",
     text: `${rows[0].queue}: ${count(running)} of ${quantity(rows.length, "link")} running` +
       (rows.some((row) => row.recent_lag_ms_p99 !== null) ? `, p99 ${milliseconds(lag)} late` : ", nothing lately"),
+    lag: [...labels].map((label) => `sink.lag_p99_ms:${label}`),
+    changes: [...labels].map((label) => `sink.changes_per_s:${label}`),
     proven: "",
     reason: [...reasons].slice(0, 3).join("; "),
   };
@@ -226,18 +263,73 @@ function shownLinks(links, picture) {
 }
 
 /**
+ * Several series as one: in each place the largest, or the sum, of those that are known.
+ * @param {Lines} lines
+ * @param {string[]} names
+ * @param {(values: number[]) => number} merge
+ */
+function merged(lines, names, merge) {
+  const found = names.flatMap((name) => lines[name] ? [lines[name].slice(-LINE_PLACES)] : []);
+  if (!found.length) return [];
+  return found[0].map((_, place) => {
+    const known = found.flatMap((list) => list[place] ?? []);
+    return known.length ? merge(known) : null;
+  });
+}
+
+/**
+ * A small line of the last ten minutes with the largest value; nothing where no value is known.
+ * @param {string} what
+ * @param {(number | null)[]} values
+ * @param {(value: number) => string} unit
+ * @param {number} x
+ * @param {number} y
+ */
+function spark(what, values, unit, x, y) {
+  const most = Math.max(0, ...values.map((value) => value ?? 0));
+  if (!values.some((value) => value !== null)) return null;
+  const [width, height] = [70, 16];
+  let path = "";
+  values.forEach((value, place) => {
+    if (value === null) return;
+    const at = `${(x + width * place / LINE_PLACES).toFixed(1)} ${
+      (y + height - height * value / (most || 1)).toFixed(1)
+    }`;
+    path += `${(values[place - 1] ?? null) === null ? "M" : "L"}${at}h0.3`;
+  });
+  return svg(
+    "g",
+    { class: "spark" },
+    svg("title", {}, `${what} of the last 10 minutes`),
+    svg("path", { d: path }),
+    svg("text", { class: "soft", x: x + width + 6, y: y + height - 3 }, `${what} at most ${unit(most)}`),
+  );
+}
+
+/** The two lines beneath an arrow. @param {Direction | null} way @param {Lines} lines @param {number} middle @param {number} y */
+function sparks(way, lines, middle, y) {
+  if (!way) return [];
+  return [
+    spark("lag", merged(lines, way.lag, (values) => Math.max(...values)), milliseconds, middle - 225, y),
+    spark("changes", merged(lines, way.changes, (values) => values.reduce((a, b) => a + b, 0)), rate, middle - 5, y),
+  ];
+}
+
+/**
  * One picture, where there is room for this cluster and the others side by side; else one below the other.
  * @param {string} own
  * @param {Peer[]} peers
  * @param {number} width
+ * @param {Lines} lines
  */
-function pictures(own, peers, width) {
-  return [width < NARROW_PX ? tall(own, peers, width) : broad(own, peers, width)];
+function pictures(own, peers, width, lines) {
+  return [width < NARROW_PX ? tall(own, peers, width) : broad(own, peers, width, lines)];
 }
 
-/** @param {string} own @param {Peer[]} peers @param {number} width */
-function broad(own, peers, width) {
-  const [box, row, top] = [Math.min(200, width / 4), 110, 8];
+/** @param {string} own @param {Peer[]} peers @param {number} width @param {Lines} lines */
+function broad(own, peers, width, lines) {
+  const [box, row, top] = [Math.min(200, width / 4), 150, 8];
+  const roomy = width - 2 * box > 430; // for the lines beneath the arrows
   const height = peers.length * row + top;
   const [from, to] = [box + 4, width - box - 4];
   return drawn(own, peers, width, height, [
@@ -247,17 +339,19 @@ function broad(own, peers, width) {
       const middle = (from + to) / 2;
       return [
         boxed(width - box, y, box - 2, row - 2 * top, peer.cluster, "", false),
-        arrow(peer.out, [from, y + 34], [to, y + 34], [
-          [middle, y + 22, peer.out ? wordsOf(peer.out) : "nothing is sent"],
-          [middle, y + 50, peer.out?.proven ?? ""],
+        arrow(peer.out, [from, y + 28], [to, y + 28], [
+          [middle, y + 16, peer.out ? wordsOf(peer.out) : "nothing is sent"],
+          [middle, y + 44, peer.out?.proven ?? ""],
         ], "middle"),
+        roomy ? sparks(peer.out, lines, middle, y + 50) : [],
         arrow(
           peer.in,
-          [to, y + 72],
-          [from, y + 72],
-          [[middle, y + 89, peer.in ? wordsOf(peer.in) : "nothing is fetched"]],
+          [to, y + 90],
+          [from, y + 90],
+          [[middle, y + 107, peer.in ? wordsOf(peer.in) : "nothing is fetched"]],
           "middle",
         ),
+        roomy ? sparks(peer.in, lines, middle, y + 114) : [],
       ];
     }),
   ]);
@@ -281,7 +375,7 @@ function tall(own, peers, width) {
           out,
           [14, y + 2],
           [14, y + gap - 2],
-          lines(out ? [wordsOf(out), out.proven] : ["nothing is sent"], y + 22),
+          lines(out ? [wordsOf(out), out.proven.replace(" as of ", ", as of ")] : ["nothing is sent"], y + 22),
           "start",
         ),
         arrow(
@@ -302,7 +396,7 @@ function tall(own, peers, width) {
  * @param {Peer[]} peers
  * @param {number} width
  * @param {number} height
- * @param {SVGElement[]} parts
+ * @param {import("../js/dom.js").Child[]} parts
  */
 function drawn(own, peers, width, height, parts) {
   const words = peers.map((peer) => {
@@ -381,139 +475,83 @@ function clipped(name, width) {
 
 // -- alarms -----------------------------------------------------------------------------------------------------------
 
-/**
- * @param {ClusterStatus} cluster
- * @param {Links | null} links
- * @returns {Alarm[]}
- */
-function alarmsOf(cluster, links) {
-  const gone = cluster.nodes.some((each) => each.state === "gone");
-  /** @type {Alarm[]} */
-  const found = cluster.problems.map((sentence) => ({ tone: "bad", sentence, ...nextStep(sentence) }));
-  for (const sentence of cluster.warnings) found.push({ tone: "warn", sentence, ...nextStep(sentence) });
-  if (links) {
-    for (const peer of peersOf(links)) {
-      if (peer.out && peer.out.tone !== "good" && !(gone && peer.out.tone === "unknown")) {
-        const why = peer.out.reason ? `: ${peer.out.reason}` : "";
-        const next = "Look at the cluster that fetches, and at its sinks there (runbook “Lag grows”).";
-        found.push({
-          tone: peer.out.tone,
-          sentence: `To ${peer.cluster}, ${peer.out.text}${why}`,
-          next,
-          href: "#/queues",
-          command: "isthmus lag",
-        });
-      }
-      if (peer.in && ["warn", "bad"].includes(peer.in.tone)) {
-        const why = peer.in.reason ? `: ${peer.in.reason}` : "";
-        const next = peer.in.state === "suspended"
-          ? "Resume the sink once the reason is over."
-          : "See the errors of each link (runbook “A sink shows errors”).";
-        found.push({
-          tone: peer.in.tone,
-          sentence: `From ${peer.cluster}, ${peer.in.text}${why}`,
-          next,
-          href: "#/sinks",
-          command: "isthmus sink list",
-        });
-      }
-    }
-    const dead = sum(links.sink.nodes.map((each) => each.sink?.dead_letters.kept ?? 0)) ?? 0;
-    if (dead) {
-      const sentence = `${quantity(dead, "change")} of other clusters ${
-        dead === 1 ? "was" : "were"
-      } refused here for good.`;
-      found.push({
-        tone: "warn",
-        sentence,
-        next: "Read why, then retry or drop them.",
-        href: "#/sinks",
-        command: "isthmus sink dead-letters list",
-      });
-    }
-    for (const [node, answer] of Object.entries(links.fullsync.nodes)) {
-      for (const peer of answer?.peers ?? []) {
-        if (["failing", "failed"].includes(peer.state)) {
-          const sentence = `Full-sync of ${node} with ${peer.name}: ${peer.reason}`;
-          found.push({ tone: "warn", sentence, next: "See its last results.", command: "isthmus fullsync status" });
-        }
-      }
-    }
-  }
-  return found;
-}
+/** Severity of a finding (node/services/findings.py) -> how it is shown. @type {Record<string, [Tone, string]>} */
+const SEVERITIES = {
+  critical: ["bad", "Problem: "],
+  warning: ["warn", "Warning: "],
+  unknown: ["unknown", "Unknown: "],
+};
+
+/** Code of a finding -> the page that has more of it; the others are on Cluster. @type {Record<string, [string, string]>} */
+const PAGES_OF = {
+  "bucket-type-lacking": ["bucket-types", "Bucket types"],
+  "dead-letters": ["sinks", "Sinks"],
+  "fullsync": ["fullsync", "Full-sync"],
+  "fullsync-lacking": ["fullsync", "Full-sync"],
+  "fullsync-unproven": ["fullsync", "Full-sync"],
+  "gaps": ["queues", "Queues"],
+  "lag": ["queues", "Queues"],
+  "links-fail": ["sinks", "Sinks"],
+};
 
 /**
- * What an operator does next about a problem that the cluster reports. The sentences are those of
- * node/services/cluster_status.py.
- * @param {string} sentence
- * @returns {{next: string, command?: string, href?: string}}
+ * The list that `isthmus status` prints, too: judged by the node, the worst first.
+ * @param {Findings} answer
  */
-function nextStep(sentence) {
-  const node = /^node (\S+) is gone/.exec(sentence)?.[1];
-  if (node) {
-    return {
-      next: `Start ${node} again; if it is lost for good, drain and remove it.`,
-      href: "#/cluster",
-      command: `isthmus node drain ${node}`,
-    };
-  }
-  const offline = /^partition (\d+) is offline/.exec(sentence)?.[1];
-  if (offline) {
-    return {
-      next: "Start the replicas that it waits for. Only if they are lost: runbook “A partition is offline”.",
-      href: `#/cluster?partition=${offline}`,
-    };
-  }
-  if (/disk|space|storage/i.test(sentence)) {
-    return { next: "Make room on that disk (runbook “A disk is full”).", href: "#/cluster" };
-  }
-  if (/out of sync|in sync/.test(sentence)) {
-    return { next: "The grid of partitions shows which replicas, and why.", href: "#/cluster" };
-  }
-  if (/not registered|metastore/.test(sentence)) {
-    return { next: "Look at ZooKeeper and at this node’s log.", command: "isthmus cluster status" };
-  }
-  if (/certificate/.test(sentence)) return { next: "Replace the certificate; nodes read it without a restart." };
-  if (/cannot be read/.test(sentence)) return { next: "Runbook “A document of the metastore cannot be read”." };
-  if (/sinks?\b|other clusters/.test(sentence)) {
-    return { next: "See the errors of each link.", href: "#/sinks", command: "isthmus sink list" };
-  }
-  return { next: "The status of the cluster has the details.", command: "isthmus cluster status" };
-}
-
-/** The title of the page of an address within the dashboard: "Sinks" of "#/sinks". @param {string} href */
-function pageOf(href) {
-  const [, initial, rest] = /^#\/(.)([a-z]*)/.exec(href) ?? [];
-  return initial.toUpperCase() + rest;
-}
-
-/** @param {Alarm[]} alarms */
-function shownAlarms(alarms) {
-  if (!alarms.length) return h("p", {}, badge("nothing is amiss", "good"));
-  const words = { good: "", busy: "Now: ", warn: "Warning: ", bad: "Problem: ", unknown: "Unknown: " };
+function shownFindings({ state, findings }) {
+  if (state === "ok") return h("p", {}, badge("nothing is amiss", "good"));
   return h(
     "ul",
     { class: "alarms" },
-    alarms.map((alarm, number) =>
-      h(
+    findings.map(({ code, severity, sentence, remedy }, number) => {
+      const [tone, word] = SEVERITIES[severity] ?? SEVERITIES.unknown;
+      const [id, title] = PAGES_OF[code] ?? ["cluster", "Cluster"];
+      return h(
         "li",
-        { class: `notice ${alarm.tone === "bad" ? "bad" : "warn"}` },
-        h("span", { "aria-hidden": "true" }, `${SHAPES[alarm.tone]} `),
-        h("b", {}, words[alarm.tone]),
-        alarm.sentence,
+        { class: `notice ${tone}` },
+        h("span", { "aria-hidden": "true" }, `${SHAPES[tone]} `),
+        h("b", {}, word),
+        sentence,
         h(
           "div",
           { class: "next" },
           "Next: ",
-          alarm.next,
+          withCommand(remedy),
           " ",
-          alarm.href && h("a", { href: alarm.href, "data-key": `alarm ${number}` }, pageOf(alarm.href)),
-          " ",
-          alarm.command && h("code", {}, alarm.command),
+          h("a", { href: `#/${id}`, "data-key": `alarm ${number}` }, title),
         ),
-      )
-    ),
+      );
+    }),
+  );
+}
+
+/** A remedy, whose command is the rest from "isthmus" on. @param {string} remedy */
+function withCommand(remedy) {
+  const at = remedy.search(/\bisthmus [a-z]/);
+  if (at < 0) return remedy;
+  const [command, ...rest] = remedy.slice(at).split(/(?=[,)])/);
+  return [remedy.slice(0, at), h("code", {}, command), rest.join("")];
+}
+
+/** What operators hold back is no alarm, and is named beneath them. @param {Links} links */
+function shownHeld(links) {
+  const held = peersOf(links).filter((peer) => peer.in?.state === "suspended");
+  return held.map((peer) =>
+    h(
+      "p",
+      { class: "notice busy" },
+      h("span", { "aria-hidden": "true" }, `${SHAPES.busy} `),
+      h("b", {}, "Held by people: "),
+      `from ${peer.cluster}, ${peer.in?.text}${peer.in?.reason ? `: ${peer.in.reason}` : ""} `,
+      h(
+        "div",
+        { class: "next" },
+        "Next: ",
+        h("code", {}, "isthmus sink resume"),
+        " ",
+        h("a", { href: "#/sinks" }, "Sinks"),
+      ),
+    )
   );
 }
 
@@ -550,7 +588,10 @@ function shownState(cluster) {
     h(
       "ul",
       { class: "plain" },
-      cluster.actors.map((each) => h("li", {}, badge(each.state), ` ${each.actor}`, each.reason && `: ${each.reason}`)),
+      cluster.actors.map((each) => {
+        const tone = each.state === "running" && each.reason ? "warn" : undefined; // it runs, and not all of it is well
+        return h("li", {}, badge(each.state, tone), ` ${each.actor}`, each.reason && `: ${each.reason}`);
+      }),
     ),
   ];
 }

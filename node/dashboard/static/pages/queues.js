@@ -364,7 +364,7 @@ function acts(queue, path, done) {
         danger: true,
         done,
       }),
-    }, { role: "admin", key: `release ${name}` }),
+    }, { role: "admin", key: `release ${name}`, danger: true }),
     pushButton(name, path, done),
     formButton("Test the filter …", {
       title: `Would queue ${name} offer a change?`,
@@ -389,8 +389,8 @@ function acts(queue, path, done) {
     h("button", {
       type: "button",
       "data-key": `peek ${name}`,
-      onclick: () => openDetails(`What is next in queue ${name}`, `${path}/peek?count=${PEEKED}`, peeked),
-    }, "What is next"),
+      onclick: () => openDetails(`The next changes of queue ${name}`, `${path}/peek?count=${PEEKED}`, peeked),
+    }, "Show the next changes"),
   ];
 }
 
@@ -506,7 +506,7 @@ function suspensions(queue, path, done) {
       { title: "Where", cell: (one) => one.node ?? "all nodes" },
       { title: "By", cell: (one) => h("div", { class: "wrap" }, author(one)) },
       {
-        title: "Acts",
+        title: "Actions",
         cell: (one) =>
           actButton("Resume", {
             title: `Resume ${one.what} of queue ${queue.name} ${
@@ -616,7 +616,7 @@ function rates(queue, path, done) {
     facts([
       ["In force, each node", inForce],
       ["Achieved, all nodes, last 10 s", achievedText(queue.rates.achieved)],
-      ["Binds now", queue.rates.binding.join(", ") || "nothing"],
+      ["Limit reached now", queue.rates.binding.join(", ") || "nothing"],
       ["Held back, since the start", seconds(queue.rates.throttled_seconds)],
       [
         "Set by",
@@ -743,7 +743,7 @@ function gaps(gaps, queue, path, done) {
             title: "Why",
             cell: (gap) => h("div", { class: "wrap" }, visible(gapCause(gap))),
           },
-          { title: "Acts", cell: (gap) => gap.upto_ms !== null && closeButton(gap, path, done) },
+          { title: "Actions", cell: (gap) => gap.upto_ms !== null && closeButton(gap, path, done) },
         ],
         rows.slice(0, GAPS_SHOWN),
         { stacks: true },

@@ -165,7 +165,7 @@ function sources(answers, links, silent, done) {
         },
       },
       {
-        title: "Acts",
+        title: "Actions",
         cell: (row) => suspendButton("Suspend", { queue: row.queue, peer: null, node: null }, links, done),
       },
       { title: "Fetched", number: true, hint: "since the nodes started", cell: (row) => known(row.sum("fetched")) },
@@ -209,7 +209,7 @@ function suspensions(answers, links, done) {
     [
       { title: "Suspended", cell: (one) => badge(scopeText(one), "warn") },
       { title: "By", cell: (one) => h("div", { class: "wrap" }, author(one)) },
-      { title: "Acts", cell: (one) => resumeButton(one, links, done) },
+      { title: "Actions", cell: (one) => resumeButton(one, links, done) },
     ],
     [...found.values()],
     { stacks: true },
@@ -362,7 +362,7 @@ function linkCard(links, amiss, onlyAmiss, done) {
           { title: "Fetched by", cell: (link) => link.node },
           { title: "State", cell: (link) => badge(link.state, LINK_TONES[link.state], visible(link.reason)) },
           {
-            title: "Acts",
+            title: "Actions",
             cell: (link) =>
               h(
                 "div",
@@ -374,7 +374,7 @@ function linkCard(links, amiss, onlyAmiss, done) {
                 ),
               ),
           },
-          { title: "Reason", cell: (link) => h("div", { class: "wrap" }, visible(link.reason) || "–") },
+          { title: "Reason", cell: (link) => link.reason ? h("div", { class: "wrap" }, visible(link.reason)) : "–" },
           {
             title: "Delay",
             number: true,
@@ -464,7 +464,7 @@ function nodeCard(nodes, links, done) {
           hint: "of the last 10 s",
           cell: ({ sink }) => sink ? achievedText(sink.throttle.achieved) : "unknown",
         },
-        { title: "Binds now", cell: ({ sink }) => sink ? sink.throttle.binding ?? "nothing" : "unknown" },
+        { title: "Limit reached now", cell: ({ sink }) => sink ? sink.throttle.binding ?? "nothing" : "unknown" },
         {
           title: "Held back",
           number: true,
@@ -475,7 +475,7 @@ function nodeCard(nodes, links, done) {
           title: "Set by",
           cell: ({ sink }) => h("div", { class: "wrap" }, sink ? madeBy(sink.limits_set) : "unknown"),
         },
-        { title: "Reason", cell: ({ sink }) => h("div", { class: "wrap" }, visible(sink?.reason ?? "")) },
+        { title: "Reason", cell: ({ sink }) => sink?.reason ? h("div", { class: "wrap" }, visible(sink.reason)) : "–" },
       ],
       nodes.nodes,
       { stacks: true },
@@ -719,7 +719,7 @@ function letterTable(node, letters, done) {
         cell: (letter) => h("div", { class: "wrap" }, h("b", {}, letter.reason), ` ${visible(letter.error)}`),
       },
       {
-        title: "Acts",
+        title: "Actions",
         cell: (letter) =>
           h(
             "div",

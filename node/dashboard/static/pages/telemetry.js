@@ -27,6 +27,56 @@ const RANGES = {
 const KINDS = ["write", "barrier", "config", "cursor", "reap", "leaving"];
 const PARTS = { leader: "leaders", isr: "followers in sync", osr: "out of sync" };
 
+/** Lines of a chart with a line for each label; the others are not shown, and the title says so. */
+const LABELS_MAX = 16;
+/** Most series of a request (node/admin_api/history.py). */
+const SERIES_MAX = 64;
+
+/**
+ * The charts that come first: lag, and the requests of clients.
+ * @param {Record<string, string[]>} labels by scope
+ * @returns {Plot[]}
+ */
+function firstPlots({ request = [], queue = [], link = [] }) {
+  /** @param {string} title @param {string} name @param {string[]} labels @param {Plot["unit"]} unit @returns {Plot[]} */
+  const labelled = (title, name, labels, unit) => {
+    if (!labels.length) return [];
+    const left = labels.length - LABELS_MAX;
+    const lines = labels.slice(0, LABELS_MAX).map((label) => pair(`${name}:${escaped(label)}`, label));
+    return [{ title: left > 0 ? `${title} (${left} more are not shown)` : title, unit, lines }];
+  };
+  return [
+    ...labelled(
+      "Lag of other clusters: age of the oldest change they have not acknowledged, by queue",
+      "queue.oldest_age_ms",
+      queue,
+      milliseconds,
+    ),
+    ...labelled(
+      "Lag of this cluster: 99th percentile of what was fetched in the last minute, by link",
+      "sink.lag_p99_ms",
+      link,
+      milliseconds,
+    ),
+    ...labelled("Requests, by kind", "requests.per_s", request, rate),
+    {
+      title: "Duration of requests of one object, median",
+      unit: milliseconds,
+      lines: [["http.get.p50_ms", "GET"], ["http.put.p50_ms", "PUT"]],
+    },
+    {
+      title: "Duration of requests of one object, 99th percentile",
+      unit: milliseconds,
+      lines: [["http.get.p99_ms", "GET"], ["http.put.p99_ms", "PUT"]],
+    },
+  ];
+}
+
+/** A label as names of series have it (docs/metrics.md). @param {string} label */
+function escaped(label) {
+  return label.replaceAll("%", "%25").replaceAll(",", "%2C");
+}
+
 /** @type {Plot[]} */
 const PLOTS = [
   { title: "Replicated entries", unit: rate, lines: byKind("per_s") },
@@ -51,7 +101,6 @@ const PLOTS = [
     lines: [["log.size_bytes", "log"], ["store.size_bytes", "store"]],
   },
 ];
-const SERIES = PLOTS.flatMap((plot) => plot.lines.map(([name]) => name));
 
 /**
  * @param {string} measure
@@ -93,27 +142,35 @@ export const page = {
     const choices = h("form", { class: "row", "aria-label": "What is shown" });
     choices.addEventListener("submit", (event) => event.preventDefault());
     const trouble = h("div", {}, loading());
-    const plots = PLOTS.map((plot) => ({
-      plot,
-      chart: chart({
-        title: plot.title,
-        series: plot.lines.map(([, name]) => name),
-        unit: plot.unit,
-        stepped: plot.lines.map(() => plot.stepped ?? false),
-        sync: "telemetry",
-        signal,
-      }),
-    }));
+    /** @type {{plot: Plot, chart: import("../js/chart.js").Chart}[]} */
+    let plots = [];
     const counted = chart({
-      title: "Nodes that the sums have",
+      title: "Nodes that answered, whose numbers are added up",
       series: ["nodes"],
       unit: count,
       stepped: [true],
       sync: "telemetry",
       signal,
     });
-    const charts = h("div", { class: "charts" }, plots.map((each) => each.chart.element), counted.element);
+    const charts = h("div", { class: "charts" });
     root.append(choices, trouble, charts);
+
+    /** @param {Plot[]} wantedPlots */
+    function place(wantedPlots) {
+      plots = wantedPlots.map((plot) => ({
+        plot,
+        chart: chart({
+          title: plot.title,
+          series: plot.lines.map(([, name]) => name),
+          unit: plot.unit,
+          stepped: plot.lines.map(() => plot.stepped ?? false),
+          sync: "telemetry",
+          signal,
+        }),
+      }));
+      replace(charts, ...plots.map((each) => each.chart.element), counted.element);
+    }
+
     let timer = 0;
     let newest = 0;
     /** @type {Shown | null} */
@@ -122,11 +179,16 @@ export const page = {
     async function load() {
       clearTimeout(timer);
       const own = ++newest;
-      if (!document.hidden) {
+      if (!document.hidden && plots.length) {
         try {
-          const history = await get(`/admin/history?${searchOf(wanted)}`, signal);
+          const names = plots.flatMap(({ plot }) => plot.lines.map(([name]) => name));
+          const parts = [];
+          for (let at = 0; at < names.length; at += SERIES_MAX) parts.push(names.slice(at, at + SERIES_MAX));
+          const found = await Promise.all(
+            parts.map((part) => get(`/admin/history?${searchOf(wanted, part)}`, signal)),
+          );
           if (signal.aborted || own !== newest) return;
-          show(history);
+          show(found);
         } catch (error) {
           if (signal.aborted || own !== newest) return;
           replace(trouble, failure(error));
@@ -136,14 +198,25 @@ export const page = {
       timer = setTimeout(load, streamed ? EVERY_MS : WITHOUT_STREAM_MS);
     }
 
-    /** @param {History} history */
-    function show(history) {
-      const { step_ms, to_ms } = history;
-      const series = history.cluster?.series ?? history.nodes[wanted.node] ?? {};
-      shown = { step_ms, to_ms, series, counted: history.cluster?.counted ?? null };
+    /** @param {History[]} parts answers to requests of one moment, each of some series */
+    function show(parts) {
+      const { step_ms } = parts[0];
+      const to_ms = Math.min(...parts.map((part) => part.to_ms)); // a place may have ended between two of them
+      /** @template T @param {T[]} list @param {History} part */
+      const upTo = (list, part) => list.slice(0, list.length - (part.to_ms - to_ms) / step_ms);
+      /** @type {Record<string, (number | null)[]>} */
+      const series = {};
+      for (const part of parts) {
+        for (const [name, list] of Object.entries(part.cluster?.series ?? part.nodes[wanted.node] ?? {})) {
+          series[name] = upTo(list, part);
+        }
+      }
+      const nodes = parts[0].cluster ? upTo(parts[0].cluster.counted, parts[0]) : null;
+      shown = { step_ms, to_ms, series, counted: nodes };
       live.follows(wanted.bucket_type);
-      showMissing(history.unknown);
+      showMissing(Object.assign({}, ...parts.map((part) => part.unknown)));
       draw();
+      add(); // a sample that came meanwhile
     }
 
     /** @param {Record<string, string>} unknown nodes that did not answer -> why */
@@ -157,11 +230,15 @@ export const page = {
       const { places } = RANGES[wanted.range];
       const atMs = Array.from({ length: places }, (_, index) => to_ms + (index - places) * step_ms);
       const unknown = atMs.map(() => null);
+      // Some nodes may not have told the newest place yet: it is unknown then, and no drop.
+      const whole = nodes === null || nodes.length < 2 || nodes[nodes.length - 1] >= nodes[nodes.length - 2];
+      /** @param {(number | null)[]} list */
+      const settled = (list) => whole ? list.slice(-places) : [...list.slice(-places, -1), null];
       for (const { plot, chart } of plots) {
-        chart.show(atMs, plot.lines.map(([name]) => series[name]?.slice(-places) ?? unknown));
+        chart.show(atMs, plot.lines.map(([name]) => series[name] ? settled(series[name]) : unknown));
       }
       counted.element.hidden = nodes === null;
-      if (nodes !== null) counted.show(atMs, [nodes.slice(-places)]);
+      if (nodes !== null) counted.show(atMs, [settled(nodes.map((each) => each || null))]);
     }
 
     /** Adds the newest sample of the stream, if it is of a later place. */
@@ -181,7 +258,7 @@ export const page = {
       if (!document.hidden) draw();
     }
 
-    /** @param {{labels: {bucket_type: string[]}}} known @param {{nodes: {name: string}[]}} nodes */
+    /** @param {{labels: Record<string, string[]>}} known @param {{nodes: {name: string}[]}} nodes */
     function offer(known, { nodes }) {
       replace(
         choices,
@@ -222,11 +299,16 @@ export const page = {
     });
     live.follow(add, signal);
     document.addEventListener("visibilitychange", () => document.hidden || load(), { signal });
-    load();
-    Promise.all([get("/admin/history/series", signal), get("/admin/nodes", signal)]).then(
-      ([known, nodes]) => offer(known, nodes),
-      (error) => signal.aborted || replace(choices, failure(error)),
-    );
+    Promise.all([get("/admin/history/series", signal), get("/admin/nodes", signal)]).then(([known, nodes]) => {
+      offer(known, nodes);
+      place([...firstPlots(known.labels), ...PLOTS]);
+    }, (error) => {
+      if (signal.aborted) return;
+      replace(choices, failure(error));
+      place(PLOTS);
+    }).then(() => {
+      if (!signal.aborted) load();
+    });
   },
 };
 
@@ -249,9 +331,12 @@ function append(list, value, places, unknown) {
   list.push(value);
 }
 
-/** @param {{range: keyof typeof RANGES, node: string, bucket_type: string}} wanted */
-function searchOf({ range, node, bucket_type }) {
-  const search = new URLSearchParams({ range: RANGES[range].range, node, series: SERIES.join(",") });
+/**
+ * @param {{range: keyof typeof RANGES, node: string, bucket_type: string}} wanted
+ * @param {string[]} names of series
+ */
+function searchOf({ range, node, bucket_type }, names) {
+  const search = new URLSearchParams({ range: RANGES[range].range, node, series: names.join(",") });
   if (bucket_type) search.set("bucket_type", bucket_type);
   return search.toString();
 }

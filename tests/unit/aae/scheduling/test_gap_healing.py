@@ -31,7 +31,7 @@ from isthmus.aae.scheduling.gap_healing import (
 )
 from isthmus.aae.scheduling.history import CheckResult, FullSyncHistory, PeerHistory
 from isthmus.aae.scheduling.proofs import Proof, ProvenOffset, QueueMarks
-from isthmus.aae.scheduling.schedule import DAY_MS, CheckKind, PeerScheduleState, TimeRange
+from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, RANGE_AHEAD_MS, CheckKind, PeerScheduleState, TimeRange
 from isthmus.aae.scheduling.scheduler import CheckScheduler
 from isthmus.config.settings import FullSyncSettings
 from tests.support.fullsync_fakes import FakeMembers, FakeProofs
@@ -201,6 +201,7 @@ def scheduler_of(
     clock: Clock,
     settings: FullSyncSettings = WEST,
     proofs: FakeProofs | None = None,
+    skew_ms: Callable[[Sequence[str]], int] = lambda _: 0,
 ) -> CheckScheduler:
     """One that has begun."""
     scheduler = CheckScheduler(
@@ -212,6 +213,7 @@ def scheduler_of(
         members=FakeMembers(),
         queue_types=FakeMembers(),
         proofs=proofs or FakeProofs(),
+        skew_ms=skew_ms,
         time=clock,
     )
     scheduler.start()
@@ -287,6 +289,30 @@ async def test_repairs_that_only_the_other_side_makes_prove_ours(tmp_path: Path,
     healer = GapHealer(scheduler, gaps, clock)
     await healer.heal("west")
     assert gaps.gaps == [ENDED] * lacking
+    await scheduler.stop()
+
+
+async def test_a_check_of_a_range_reaches_as_far_as_clocks_differ(tmp_path: Path) -> None:
+    """The keys of a range are stamped by the clocks of other nodes and clusters: what is measured of them widens the
+    range of every kind, a gap's too; a check of everything has none."""
+
+    clock, gaps, checker = Clock(), FakeGaps(ENDED), FakeChecker([ExchangeVerdict.IN_SYNC] * 3)
+    asked: list[Sequence[str]] = []
+
+    def skew_ms(urls: Sequence[str]) -> int:
+        asked.append(urls)
+        return 30_000
+
+    scheduler = scheduler_of(tmp_path, checker, clock, proofs=gaps.proofs, skew_ms=skew_ms)
+    await GapHealer(scheduler, gaps, clock).heal("west")
+    await scheduler.run("west", CheckKind.HOUR, "ann")
+    await scheduler.run("west", CheckKind.ALL, "ann")
+    assert [check.times for check in checker.checks] == [
+        TimeRange(START - 60_000 - MARGIN_MS - 30_000, START - 50_000 + MARGIN_MS + 30_000),
+        TimeRange(START - HOUR_MS - 30_000, START + RANGE_AHEAD_MS + 30_000),
+        None,
+    ]
+    assert asked == [["http://10.0.0.7:8098"]] * 3
     await scheduler.stop()
 
 

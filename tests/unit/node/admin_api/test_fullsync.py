@@ -75,6 +75,7 @@ def manager_in(directory: Path) -> CheckScheduler:
         members=FakeMembers(),
         queue_types=FakeMembers(),
         proofs=FakeProofs(),
+        skew_ms=lambda _: 0,
         time=SystemTime(),
     )
 

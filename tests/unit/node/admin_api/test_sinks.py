@@ -18,6 +18,7 @@ from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.dead_letter_query import DEAD_LETTERS, DeadLetterResponder
 from isthmus.node.services.sink_query import SINK, SinkResponder
 from isthmus.repl.clock import SystemTime
+from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
 from isthmus.sink.conflicts import Conflicts
@@ -56,7 +57,8 @@ class LetterNode:
         self.sink = Sink(
             SinkSettings(), kv=self.cluster,  # type: ignore[arg-type]
             cluster_uuid=WEST, cluster_name="west", node_name=name, metastore=MemoryMetastore(), time=SystemTime(),
-            letters=self.letters, conflicts=Conflicts(folder / f"{name}-conflicts.sqlite", 3),
+            clocks=ClockOffsets("peer", SystemTime()), letters=self.letters,
+            conflicts=Conflicts(folder / f"{name}-conflicts.sqlite", 3),
             credentials=OpenPeers(), cluster=FakeClusterFacts(),
         )  # fmt: skip
         self.query = ClusterQuery(name, QueryWires({}))

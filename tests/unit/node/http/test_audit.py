@@ -307,7 +307,7 @@ def all_routes(client_api: ClientApi) -> dict[str, HttpApplication]:
     """Both applications with all routes of a node."""
     nothing: Any = SimpleNamespace(object_bytes=1, key_bytes=1, batch_items=1, batch_bytes=1)
     PropertyRoutes(nothing, client_api)
-    TreeRoutes(nothing, nothing, client_api, cluster=b"", cluster_name="")
+    TreeRoutes(nothing, nothing, client_api, cluster=b"", cluster_name="", wall_ms=lambda: 0)
     RowRoutes(nothing, nothing, nothing, nothing, client_api, cluster=b"", cluster_name="")
     admin_api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
     Dashboard(admin_api, None, "c", "n")

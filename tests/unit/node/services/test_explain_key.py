@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.node.services.explain_key import joined
+from isthmus.node.services.remote_lookup import NOT_HERE, REAPED, with_other_sides
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,18 @@ def test_a_full_sync_is_promised_only_where_one_runs_that_compares_the_queue(com
     step = joined({"e1": answer}, {})["next"]
     assert ("a full-sync finds it" in step) is promised
     assert promised or "isthmus queue push rt sends it" in step
+
+
+def test_a_key_that_was_deleted_and_reaped_is_not_called_missing() -> None:
+    """This cluster remembers the delete: the other side, which still has the value, is behind, and the next step is
+    this cluster's full-sync. Of an older reap, and of a node of an earlier version, nothing is known."""
+    answer = {"leads": True, "partition": 1, "segment": 2, "leader": "e1", "object": None, "reaped_clock": "91",
+              "queues": [], "lower": [], "reap": None, "compared": [], "dead_letters": []}  # fmt: skip
+    found = joined({"e1": answer}, {})
+    assert (found["reaped_clock"], found["next"]) == ("91", REAPED)
+    behind = {"state": "behind", "url": "http://w1:1", "clock": "90", "reason": ""}
+    assert with_other_sides(found, [behind])["next"] == REAPED
+    assert with_other_sides(found, [{**behind, "state": "ahead"}])["next"].startswith("the other side is ahead")
+    for forgotten in ({**answer, "reaped_clock": None}, {k: v for k, v in answer.items() if k != "reaped_clock"}):
+        found = joined({"e1": forgotten}, {})
+        assert (found["reaped_clock"], found["next"]) == (None, NOT_HERE)

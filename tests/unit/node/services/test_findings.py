@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from isthmus.node.services.findings import DOCUMENTS, REMEDIES, Code, findings_document
+from isthmus.node.services.findings import DOCUMENTS, REMEDIES, Code, clocks_unknown, findings_document
 from tests.support.cluster_answers import (
     NOW_MS,
     cluster_answer,
@@ -66,6 +68,77 @@ def test_every_code_has_a_remedy() -> None:
     """No finding is shown without what to do next."""
     assert REMEDIES.keys() == set(Code)
     assert all(REMEDIES.values())
+
+
+def clocks(peers: Mapping[tuple[str, str], float] = MappingProxyType({}), bound_ms: float = 1.0, **nodes: float) -> Any:
+    """The health of nodes whose clocks are so many ms ahead of the true time, as they have measured each other; and of
+    peers by (node that measures, address)."""
+    answer = health_answer("east")
+    answer["nodes"] = {
+        name: {
+            **answer["nodes"]["east-1"],
+            "clocks": {
+                "nodes": [
+                    {"node": other, "offset_ms": nodes[other] - nodes[name], "bound_ms": bound_ms}
+                    for other in nodes
+                    if other != name
+                ],
+                "peers": [
+                    {"peer": url, "offset_ms": ahead - nodes[name], "bound_ms": bound_ms}
+                    for (node, url), ahead in peers.items()
+                    if node == name
+                ],
+            },
+        }
+        for name in nodes
+    }
+    return answer
+
+
+def clock_sentences(health: Any) -> list[tuple[str, str]]:
+    """(severity, sentence) of the findings about clocks."""
+    found = findings_document(answers_of("east", health=health), {})["findings"]
+    return [(row["severity"], row["sentence"]) for row in found if row["code"] == "clock"]
+
+
+def test_the_clock_that_differs_from_the_others_is_named() -> None:
+    """Of three nodes the one that differs from both is the wrong one, whoever measured it; of two it is not known which
+    one is. A minute is critical; what the round trip does not tell apart, and a second, are nothing."""
+    assert clock_sentences(clocks(a=0, b=900, c=-100)) == []
+    assert clock_sentences(clocks(bound_ms=2_000, a=0, b=2_900)) == []
+    assert clock_sentences(clocks(a=0, b=30_000, c=5)) == [
+        ("warning", "node b: its clock is 30.0 s ahead of the clocks of a, c")
+    ]
+    assert clock_sentences(clocks(a=-600_000, b=0, c=5)) == [
+        ("critical", "node a: its clock is 10.0 min behind the clocks of b, c")
+    ]
+    (alone,) = clock_sentences(clocks(a=0, b=30_000))
+    assert alone in (
+        ("warning", "node b: its clock is 30.0 s ahead of the one of node a"),
+        ("warning", "node a: its clock is 30.0 s behind the one of node b"),
+    )
+    assert len(clock_sentences(clocks(a=0, b=30_000, c=5, d=-30_000))) == 2
+
+
+def test_the_clock_of_a_peer_is_compared_with_a_right_one() -> None:
+    """A node whose own clock is wrong does not accuse the clusters that it is linked with; where all measure it, a peer
+    that is wrong is named."""
+    url = "http://w:8098"
+    wrong = clocks({("b", url): 0, ("a", url): 0}, a=0, b=30_000, c=5)
+    assert [sentence for _, sentence in clock_sentences(wrong)] == [
+        "node b: its clock is 30.0 s ahead of the clocks of a, c"
+    ]
+    assert clock_sentences(clocks({("b", url): -90_000}, a=0, b=5)) == [
+        ("critical", f"peer {url}: its clock is 90.0 s behind the one of node b")
+    ]
+
+
+def test_nodes_of_an_earlier_version_have_no_clocks() -> None:
+    """They report none, and are no finding; a check of clocks alone says so."""
+    health = health_answer("east")
+    assert clock_sentences(health) == []
+    nodes = {**health["nodes"], "east-9": None}
+    assert [fact.state.name for fact in clocks_unknown(nodes, {"east-9": "it is away"})] == ["UNKNOWN"] * 4
 
 
 def test_an_unforeseen_exception_is_a_finding_of_its_node() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from isthmus.node.daemon import METRICS
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.services.history import HOUR, History, Reading
 from isthmus.node.services.history_query import (
     KEYS_MAX,
@@ -27,8 +28,10 @@ from isthmus.node.services.history_query import (
     PlacesResponder,
 )
 from isthmus.node.services.history_sampler import (
+    DURATION_SAMPLES,
     FILES_EVERY_MS,
     PICKS,
+    DurationSource,
     HistorySampler,
     MetricsSource,
     ProcessSource,
@@ -115,6 +118,33 @@ def test_samples_of_metrics_become_columns() -> None:
         ("queue.oldest_age_ms", "q"): 1500,
         ("refusals.per_s", ""): 3,
     }
+
+
+def test_durations_of_requests_are_percentiles_of_the_last_minute() -> None:
+    """GET and PUT of one object by themselves, of all statuses, without other routes; what is older than a minute is
+    left out, and a minute without a request has no number."""
+    durations = RequestDurations()
+    source = DurationSource(durations, "object")
+
+    def sampled() -> dict[str, float]:
+        return {column.name: round(value, 3) for column, _, value in source.readings()}
+
+    durations.series("object", "GET", 200).add(5.0)  # before the first sample
+    assert sampled() == {}
+    for _ in range(98):
+        durations.series("object", "GET", 200).add(0.0007)
+    for _ in range(2):
+        durations.series("object", "GET", 503).add(0.07)
+    durations.series("object", "PUT", 204).add(60.0)
+    durations.series("list", "GET", 200).add(1.0)
+    found = sampled()
+    assert found == {
+        "http.get.p50_ms": 0.755, "http.get.p99_ms": 75.0, "http.put.p50_ms": 10_000.0, "http.put.p99_ms": 10_000.0,
+    }  # fmt: skip
+    for _ in range(DURATION_SAMPLES - 2):
+        assert sampled() == found
+    sampled()
+    assert sampled() == {}
 
 
 async def test_the_loop_runs_between_queues() -> None:

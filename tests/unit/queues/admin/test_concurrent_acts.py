@@ -206,6 +206,7 @@ async def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
     await queue_node.close()
 
 
+@pytest.mark.logs_errors("queue.not_understood")
 async def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
     """A later version registers a queue with a rule that this version does not know: that queue is missing here, and
     all others work, also after a restart of the node."""

@@ -20,6 +20,7 @@ from tests.support.queue_source import SINK, THIRD
 pytestmark = pytest.mark.virtual_time
 
 
+@pytest.mark.logs_errors("queue.metastore_value_unreadable")
 async def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
     """Damaged limits keep their last values and are reported with their path; a suspension made meanwhile takes effect,
     also on a node that starts."""
@@ -44,6 +45,7 @@ async def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> No
     await queue_node.close()
 
 
+@pytest.mark.logs_errors("queue.metastore_value_unreadable")
 async def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out() -> None:
     """It is unknown whether an operator has suspended it: the queue serves nothing and shows the reason, gaps stay, and
     pushes wait. Once the value can be read, or an operator resumes the queue, it continues by itself."""
@@ -86,6 +88,7 @@ async def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing
 
 
 @pytest.mark.parametrize("value", [b"{", b'{"bytes": -1, "objects": 0, "by": "", "at_ms": 1, "reason": ""}'])
+@pytest.mark.logs_errors("queue.metastore_value_unreadable")
 async def test_a_limit_that_cannot_be_read_is_not_taken_for_none(value: bytes) -> None:
     """After a restart the operator's limit is unknown: the queue serves nothing and shows the reason until the limit is
     set again, or reset with --default. While the process runs, the limit stays."""
@@ -113,6 +116,7 @@ async def test_a_limit_that_cannot_be_read_is_not_taken_for_none(value: bytes) -
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", "a b"])
+@pytest.mark.logs_errors("queue.not_understood")
 async def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) -> None:
     """A name becomes part of paths: a queue with an invalid name, written by hand, is ignored; all others work."""
 
@@ -127,6 +131,7 @@ async def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) 
     await queue_node.close()
 
 
+@pytest.mark.logs_errors("queue.metastore_value_unreadable")
 async def test_nothing_is_served_while_the_list_of_queues_is_unreadable() -> None:
     """Unreadable definitions may delist a queue of the file, or define one that is not here. Until they can be read,
     nothing is served, local writes count as unreplicated, and no tombstone is reaped."""
@@ -166,6 +171,7 @@ async def test_nothing_is_served_while_the_list_of_queues_is_unreadable() -> Non
     await queue_node.close()
 
 
+@pytest.mark.logs_errors("queue.metastore_value_unreadable")
 async def test_an_unreadable_owner_is_reported_and_does_not_count_as_none() -> None:
     """The listing names the path instead of showing no owner; no other cluster gets the queue."""
 

@@ -29,6 +29,7 @@ async def fetch_all(queue_node: QueueNode, polls: int) -> list[bytes]:
     return got
 
 
+@pytest.mark.logs_errors("queue.change_row_damaged")
 async def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes before it in the partition, and all of other partitions, are served; none behind it is, although sinks
     fetch and writes arrive. The reason names the row, lags can be shown, and the row is reported for repair without

@@ -54,6 +54,7 @@ async def test_a_restarted_node_counts_from_its_start() -> None:
         assert numbers(queue_node)["isthmus_queue_last_fetch_age_seconds"] == pytest.approx(40, abs=1)
 
 
+@pytest.mark.logs_errors("queue.ledger_off")
 async def test_an_unbalanced_ledger_shows_while_the_queue_serves() -> None:
     """Changes missing from a ledger appear in the metric within the second in which ledgers are checked."""
     async with QueueNode() as queue_node:

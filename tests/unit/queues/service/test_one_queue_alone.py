@@ -102,7 +102,9 @@ async def test_a_window_that_fails_anywhere_loses_nothing_and_stops_no_other(
                     node.put(b"a4")
                     await fetch_all(node, "q", {b"a4"})
         assert count() == before + times
-        assert {type(line["exc_info"]) for line in lines if "exc_info" in line} == {Injected}
+        caught = [line for line in lines if "exc_info" in line]
+        assert {type(line["exc_info"]) for line in caught} == {Injected}
+        assert {line["event"] for line in caught} <= {"queue.window_failed", "queue.tick_failed"}
         node.put(b"a5")
         await fetch_all(node, "q", {b"a5"})
 
@@ -127,6 +129,25 @@ async def test_a_queue_whose_turn_fails_leaves_the_others_theirs(monkeypatch: py
         assert turns.count("other") >= 3
         assert {line["event"] for line in lines} == {"queue.tick_failed"}
         assert any(each.event == "queue.tick_failed" for each in unforeseen.recent())
+
+
+async def test_marks_and_tasks_that_fail_end_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The marks of bulk references have a turn of their own; a task that ends by a defect is logged."""
+
+    async def fails() -> None:
+        raise Injected
+
+    def marks(_queues: Any) -> None:
+        raise Injected
+
+    async with QueueNode() as node:
+        with structlog.testing.capture_logs() as lines, monkeypatch.context() as patch:
+            patch.setattr(node.queues.bulk_marks, "tick", marks)
+            node.queues._tasks.start(fails())
+            await asyncio.sleep(2.5)
+        events = [line["event"] for line in lines]
+        assert events.count("queue.task_failed") == 1
+        assert events.count("queue.marks_failed") == 2
 
 
 async def test_documents_whose_reading_fails_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

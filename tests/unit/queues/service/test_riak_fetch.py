@@ -88,6 +88,7 @@ async def test_a_change_that_could_not_be_sent_is_served_again() -> None:
         assert await drained(queue_node) == [b"b"]
 
 
+@pytest.mark.logs_errors("queue.object_unreadable")
 async def test_a_change_that_cannot_be_encoded_becomes_a_gap_and_blocks_nothing() -> None:
     """The same request returns the next change."""
 

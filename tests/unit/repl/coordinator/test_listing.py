@@ -42,6 +42,7 @@ def test_a_listing_with_a_damaged_row_names_it() -> None:
         listing._page([SOUND, DAMAGED, DELETED], b"b", None)
 
 
+@pytest.mark.logs_errors("reap.row_unreadable")
 def test_a_damaged_row_keeps_no_tombstone_behind_it_from_being_reaped() -> None:
     """The scan of the keys continues after it; otherwise it would restart for ever without progress."""
 

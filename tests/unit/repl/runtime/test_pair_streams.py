@@ -80,6 +80,7 @@ class FakeNode:
         self.time_ms = 0
         this = cast(Any, self)
         self.failures: list[Exception] = []
+        self.quarantined: list[int] = []
         self.rounds = Rounds()
         self.streams = PairStreams(this.partitions, this, this, this, this, this, this, self.rounds, FIRST)
 
@@ -117,6 +118,9 @@ class FakeNode:
 
     def fail(self, error: Exception) -> None:
         self.failures.append(error)
+
+    def quarantine(self, partition: FakePartition, _bug: Exception) -> None:
+        self.quarantined.append(partition.id)
 
     def call_soon(self, function: Callable[[], object]) -> None:
         self.calls.append(function)
@@ -272,18 +276,30 @@ def test_a_round_ends_with_its_last_stream() -> None:
     assert not node.rounds.open
 
 
-def test_a_bug_amid_a_group_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that raises while a group is received leaves others with runs that the log does not have: nothing of
-    the group is appended or acknowledged, and the runtime is told to end."""
+def test_a_bug_amid_a_group_stops_its_replica_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that raises while a group is received, or acknowledged, is stopped, and its run is named as left; the
+    other runs of the group are appended and acknowledged."""
     node = FakeNode()
 
     def bad(*_arguments: object) -> int:
         raise AssertionError("made up by a test")
 
-    monkeypatch.setattr(node.partitions[1].replica, "stream_accept", bad)
-    node.streams.received("n2", a_group(1, a_run(0, 2), a_run(1, 4)))
-    assert [str(failure) for failure in node.failures] == ["made up by a test"]
-    assert (node.persisted, node.sent) == ([], [])
+    with monkeypatch.context() as patch:
+        patch.setattr(node.partitions[1].replica, "stream_accept", bad)
+        node.streams.received("n2", a_group(1, a_run(0, 2), a_run(1, 4)))
+    assert node.quarantined == [1]
+    assert [run.partition for run in node.persisted] == [0]
+    node.partitions[0].replica.durable = 3
+    node.streams.durable()
+    ((to, ack),) = node.sent
+    assert to == "n2"
+    assert isinstance(ack, StreamAck)
+    assert (ack.number, ack.left) == (1, (1,))
+    monkeypatch.setattr(node.partitions[0].replica, "stream_durable", bad)
+    node.streams.received("n2", a_group(2, a_run(0, 3)))
+    node.streams.durable()
+    assert node.quarantined == [1, 0]
+    assert node.failures == []
 
 
 def test_a_stream_ends_with_a_gap_its_follower_or_its_time_and_another_begins() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from isthmus.aae.scheduling.schedule import (
     DAY_MS,
     HOUR_MS,
+    SKEW_MAX_MS,
     CheckHours,
     CheckKind,
     PeerScheduleState,
@@ -23,6 +24,7 @@ from isthmus.aae.scheduling.schedule import (
     rank_of,
     slot_moment,
     state_after,
+    widened,
 )
 from tests.support.samples import share
 
@@ -189,3 +191,15 @@ def test_many_repairs_teach_a_range() -> None:
     assert learned_range([5_000, 9_000], {b"b"}, 4) is None
     assert learned_range([5_000, 9_000, 500], {b"b"}, 4) == TimeRange(0, 10_000, b"b")
     assert learned_range([5_000, 9_000, 7_000], {b"b", b"c"}, 4) == TimeRange(4_000, 10_000, None)
+
+
+def test_a_range_is_as_much_wider_as_clocks_differ() -> None:
+    """Keys are stamped by the clocks of other nodes: a range reaches so much further at both ends, without leaving what
+    has no bound. Beyond an hour there is no range of times, only the bucket."""
+    assert widened(TimeRange(100_000, 200_000), 30_000) == TimeRange(70_000, 230_000)
+    assert widened(TimeRange(10_000, 200_000, b"b"), 30_000) == TimeRange(0, 230_000, b"b")
+    assert widened(TimeRange(0, 200_000), 30_000) == TimeRange(0, 230_000)
+    assert widened(TimeRange(100_000, 0), 30_000) == TimeRange(70_000, 0)
+    assert widened(None, 30_000) is None
+    assert widened(TimeRange(1, 2), SKEW_MAX_MS + 1) is None
+    assert widened(TimeRange(1, 2, b"b"), SKEW_MAX_MS + 1) == TimeRange(0, 0, b"b")

@@ -140,6 +140,7 @@ class SchedulerFixture:
             members=self.members,
             queue_types=self.members,
             proofs=FakeProofs(),
+            skew_ms=lambda _: 0,
             time=self.clock,
         )
         self.scheduler.start()

@@ -728,6 +728,7 @@ async def test_a_recall_that_is_not_applied_is_not_reported_as_done() -> None:
         assert await asked == {other}
 
 
+@pytest.mark.logs_errors("reap.recall_bug")
 async def test_a_key_whose_recall_meets_a_defect_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception that nobody foresaw ends the recall of one key; the other one is written again."""
 
