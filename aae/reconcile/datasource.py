@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -35,7 +36,7 @@ from isthmus.aae.reconcile.row_writer import IsthmusWriter
 from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader
 from isthmus.aae.reconcile.stream_writer import IsthmusStreamWriter
 from isthmus.aae.row_stream.wire import RowView
-from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.errors import BadInput, IsthmusError
 
 KEPT: Final = "isthmus.options"
 """Name in the metadata of a table's first column: its options, as JSON.
@@ -44,10 +45,26 @@ Spark passes the options of CREATE TABLE when the table is made, to infer its co
 but then it passes the columns, with their metadata."""
 
 
+Entry = TypeVar("Entry", bound=Callable[..., Any])
+
 OF_A_QUERY: Final = ("checkpointlocation",)
 """Options of Spark's own that it passes to the writer of a stream, too."""
 
 NEVER_NULL: Final = ("bucket_type", "bucket", "key")
+
+
+def in_one_sentence(entry: Entry) -> Entry:
+    """An entry point whose errors of ours come without the frames in which they were found: Spark puts the trace before
+    the sentence, and shows both."""
+
+    @functools.wraps(entry)
+    def without_frames(*args: Any, **named: Any) -> Any:
+        try:
+            return entry(*args, **named)
+        except IsthmusError as error:
+            raise error.with_traceback(None) from None
+
+    return cast(Entry, without_frames)
 
 
 class IsthmusSource(DataSource):  # type: ignore[misc]
@@ -79,6 +96,7 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
         """The format."""
         return "isthmus"
 
+    @in_one_sentence
     def schema(self) -> t.StructType | str:
         """The view's columns, or those of the option `columns`; those of a table keep its options. Raises BadInput."""
         if self._creates and self._given.get("view") == FINDINGS:
@@ -102,6 +120,7 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
         fields[0].metadata = {KEPT: json.dumps(self._given)}
         return t.StructType(fields)
 
+    @in_one_sentence
     def reader(self, schema: t.StructType) -> DataSourceReader:
         """For spark.read. Raises BadInput for a requested schema that the view does not have."""
         options = self._options(schema.names, schema.fields)
@@ -110,6 +129,7 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
         check_schema(RowView(options.view), schema)
         return IsthmusReader(options, schema)
 
+    @in_one_sentence
     def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:
         """For spark.readStream. Raises BadInput."""
         options = self._options(schema.names, schema.fields)
@@ -127,10 +147,12 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
                 raise BadInput(f"option {name} is for spark.read: a stream reads what each copy has applied")
         return IsthmusStreamReader(options, schema)
 
+    @in_one_sentence
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
         """For df.write. Raises BadInput."""
         return IsthmusWriter(self._options(fields=schema.fields), schema, overwrite)
 
+    @in_one_sentence
     def streamWriter(self, schema: t.StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For query.writeStream. Raises BadInput."""
         self._given = {name: text for name, text in self._given.items() if name.lower() not in OF_A_QUERY}

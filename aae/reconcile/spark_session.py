@@ -8,6 +8,7 @@ such as a notebook's, is used as it is.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -216,7 +217,9 @@ def session(
 
 
 def announced(progress: SparkProgress, name: str, master: str, log: Path | None, nice: int) -> SparkSession:
-    """As `session`; `progress` reports that Spark starts, and when it runs."""
+    """As `session`, for a command; `progress` reports that Spark starts, and when it runs. What py4j logs of a
+    connection that Ctrl-C or SIGTERM cut, with its trace, is left out: it raises what matters."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     progress.starting(f", at a lower priority (nice {nice}; --nice 0 turns that off)" if nice else "")
     made = session(name, master, nice=nice, log=log)
     progress.started(made, str(log or ""))

@@ -310,8 +310,8 @@ function spark(what, values, unit, x, y) {
 function sparks(way, lines, middle, y) {
   if (!way) return [];
   return [
-    spark("lag", merged(lines, way.lag, (values) => Math.max(...values)), milliseconds, middle - 210, y),
-    spark("changes", merged(lines, way.changes, (values) => values.reduce((a, b) => a + b, 0)), rate, middle + 10, y),
+    spark("lag", merged(lines, way.lag, (values) => Math.max(...values)), milliseconds, middle - 225, y),
+    spark("changes", merged(lines, way.changes, (values) => values.reduce((a, b) => a + b, 0)), rate, middle - 5, y),
   ];
 }
 

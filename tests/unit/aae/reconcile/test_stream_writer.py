@@ -3,6 +3,7 @@ without Java and without nodes."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -100,3 +101,19 @@ def test_a_batch_without_rows_writes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     asked: list[Any] = answering(monkeypatch)
     assert writer().write(iter([pa.RecordBatch.from_pydict({"bucket": [], "key": [], "value": []})])).outcomes == {}
     assert asked == []
+
+
+def test_an_error_of_an_option_has_no_frames_of_ours() -> None:
+    """Spark shows the trace of an entry point's error before its sentence: one frame is left of it, whichever entry
+    point finds the error and however deep."""
+    source = IsthmusSource({"urls": "http://n1:1", "bukcet": "b"})
+    for entry in (
+        source.schema, lambda: source.reader(PUTS), lambda: source.streamReader(PUTS),
+        lambda: source.writer(PUTS, False),
+        lambda: source.streamWriter(PUTS, False),
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match="option bukcet is unknown, did you mean bucket") as told:
+            entry()
+        ours = [frame for frame in told.traceback if Path(str(frame.path)).parent.name == "reconcile"]
+        assert [frame.name for frame in ours if "tests" not in str(frame.path)] == ["without_frames"]
+        assert told.value.__cause__ is None
