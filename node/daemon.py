@@ -183,7 +183,6 @@ def run(settings: Settings, file: Path) -> int:
     Raises IsthmusError when the node cannot start: one line with the next step."""
     tune()
     logs.configure(settings.log, settings.node.name)
-    take_descriptors(settings)
     log.info(
         "node.starting",
         version=program_version(),
@@ -194,6 +193,7 @@ def run(settings: Settings, file: Path) -> int:
         pid=os.getpid(),
         platform=platform.platform(),
     )
+    take_descriptors(settings)
     return uvloop.run(_run(settings, file, ServiceManager()))
 
 

@@ -82,7 +82,7 @@ def certs(
     echo_rows({"authority": str(directory / "ca.crt"), "certificates": rows}, output, CERTIFICATES, rows)
 
 
-@dev_group.command("tokens")
+@dev_group.command("tokens", short_help="A token for each role.")
 @directory_argument
 @output_option
 def tokens(directory: Path, output: str) -> None:

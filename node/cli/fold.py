@@ -198,7 +198,7 @@ def repl_keys(queue: str, output: str, **scope: Any) -> None:
     _act("repl-keys", f"queued for {queue}", {"queue": queue}, scope, output)
 
 
-@fold_group.command("reap-tombs")
+@fold_group.command("reap-tombs", short_help="Remove tombstones that every queue has passed.")
 @act_options
 @scope_options
 def reap_tombs(output: str, **scope: Any) -> None:

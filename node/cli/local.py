@@ -86,7 +86,7 @@ def up(topology: Path, directory: Path, auto_ports: bool, wait: bool, timeout_ms
     echo_rows(result, output, NODES, _node_rows(result))
 
 
-@local_group.command("down")
+@local_group.command("down", short_help="Stop all that runs in the directory.")
 @directory_options
 def down(topology: Path | None, directory: Path, output: str) -> None:
     """Stop all that runs in the directory; data and ports are kept. TOPOLOGY is not needed."""

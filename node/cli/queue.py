@@ -604,7 +604,7 @@ def place(name: str, positions: Path, act: AdminCommand) -> None:
     _change(act, name, "place", "placed", {"positions": _positions(positions)}, asks=False)
 
 
-@queue_group.command("delist")
+@queue_group.command("delist", short_help="Remove a queue from all nodes, files or not.")
 @NAME
 @admin_act(asks=True, reason=True)
 def delist(name: str, act: AdminCommand) -> None:

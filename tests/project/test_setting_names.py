@@ -36,6 +36,10 @@ def _pattern(keys: set[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w./-])((?:{sections})(?:\.[a-z_]+)+)(?![\w(])")
 
 
+LOGGERS = ("log", "unforeseen")
+"""Names of what writes log events: `log.info(...)`, `unforeseen.exception(...)`."""
+
+
 def _texts(tree: ast.Module) -> tuple[list[tuple[int, str]], set[str]]:
     """(line, text) of what a module may say, without docstrings; and the names of its log events."""
     skipped: set[int] = set()
@@ -45,7 +49,7 @@ def _texts(tree: ast.Module) -> tuple[list[tuple[int, str]], set[str]]:
             skipped.add(id(node.value))
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             of = node.func.value if isinstance(node.func, ast.Attribute) else node.func
-            if isinstance(of, ast.Name) and (of.id == "log" or of is node.func):  # log.info(...), or say = log.info
+            if isinstance(of, ast.Name) and (of.id in LOGGERS or of is node.func):  # log.info(...), or say = log.info
                 of_document = isinstance(of, ast.Name) and of.id == "DocumentEvents"
                 named = [*node.args, *(each.value for each in node.keywords)] if of_document else node.args[:1]
                 events |= {str(each.value) for each in named if isinstance(each, ast.Constant)}

@@ -76,6 +76,7 @@ class Controller:
                 self._promoted.get(partition, set()),
                 attempt=watch.attempt,
                 reported=self._reported.get(key, {}),
+                unreached=simulation.network.deaf,
             )
             if isinstance(decision, ProposeRecord):
                 simulation.log_event(self.name, "writes", decision.record)

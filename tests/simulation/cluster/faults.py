@@ -375,7 +375,9 @@ class Faults:
         for move in plan(seats(simulation.metastore.records, simulation.metastore.registrations)):
             record = simulation.metastore.records[move.partition]
             process = self._leader(record)
-            if process is not None and move.partition in process.replicas:
+            if move.target in simulation.network.deaf:  # as the leader's node refuses (R-REACHED)
+                simulation.counts["balance_refused"] += 1
+            elif process is not None and move.partition in process.replicas:
                 simulation.counts["balance_move"] += 1
                 deadline_ms = simulation.now_ms + 3_000
                 sessions = simulation.sessions_as_read()

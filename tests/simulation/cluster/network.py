@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.messages import Message
+from isthmus.repl.transport.codec import FROM_FOLLOWER, FROM_LEADER
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.process import Process
@@ -38,6 +39,8 @@ class Network:
         self._cuts: dict[tuple[str, str], int] = {}
         self._slow: dict[tuple[str, str], int] = {}
         self._links_checked = True
+        self.deaf: set[str] = set()
+        """Nodes that nobody can dial, but that dial the others; see `deafen`."""
         self.calm = False
         """No message is lost, repeated, overtaken or held any more."""
         self.held_until_ms = 0
@@ -74,6 +77,25 @@ class Network:
                 if among is None or (way[0] in among and way[1] in among):
                     del ways[way]
         self.links_changed()
+
+    def deafen(self, name: str) -> None:
+        """Close a node's listener: connections that others dialled break and are not made again; its own stand. No
+        message to it as a leader arrives any more, and none that it sends as one."""
+        self.deaf.add(name)
+        for peer in self.simulation.nodes:
+            if peer != name:
+                for process in self.simulation.nodes[name].processes:
+                    process.post_all(ev.LinkDown(peer))
+        self.links_changed()
+
+    def hear(self, name: str) -> None:
+        """The node can be dialled again."""
+        self.deaf.discard(name)
+        self.links_changed()
+
+    def _undialled(self, name: str, to: str, message: Message) -> bool:
+        kind = type(message)
+        return (to in self.deaf and kind in FROM_FOLLOWER) or (name in self.deaf and kind in FROM_LEADER)
 
     def slow_down(self, sender: str, to: str, delay_ms: int, for_ms: int) -> None:
         """Messages from `sender` to `to` take so much longer, for so long."""
@@ -122,7 +144,7 @@ class Network:
         simulation.after(delay_ms, self._arrive, name, to, partition, message)
 
     def _arrive(self, name: str, to: str, partition: int, message: Message) -> None:
-        if (name, to) in self._cuts:
+        if (name, to) in self._cuts or (self.deaf and self._undialled(name, to, message)):
             return
         for process in self.simulation.nodes[to].processes:
             process.receive(partition, ev.Received(name, message))
@@ -156,4 +178,4 @@ class Network:
 
     def _stands(self, name: str, peer: str) -> bool:
         process = self.simulation.nodes[peer].current
-        return process is not None and not process.paused and self.both_open(name, peer)
+        return process is not None and not process.paused and peer not in self.deaf and self.both_open(name, peer)

@@ -115,6 +115,7 @@ class Process:
         )
         if store.far is None and store.target > store.applied:
             self.replicas[partition].must_replay(store.target_epoch, store.target)
+        self.replicas[partition].set_reached(frozenset(self.links))
         self._untold_trims.discard(partition)
         self.undecided[partition] = []
         self.tails[partition] = {}
@@ -183,15 +184,21 @@ class Process:
     def link_up(self, peer: str) -> None:
         """The connection dialled to `peer` is up; the notification may be missing."""
         self.links.add(peer)
+        self._note_reached()
         if self.simulation.network.calm or self.simulation.rng.random() >= self.simulation.plan.link_silence:
             self.post_all(ev.LinkUp(peer))
 
     def link_down(self, peer: str) -> None:
         """A connection with `peer` broke."""
         self.links.discard(peer)
+        self._note_reached()
         if self.simulation.network.calm or self.simulation.rng.random() >= self.simulation.plan.link_silence:
             self.simulation.counts["link_down"] += 1
             self.post_all(ev.LinkDown(peer))
+
+    def _note_reached(self) -> None:
+        for replica in self.replicas.values():
+            replica.set_reached(frozenset(self.links))
 
     def _step(self, partition: int, event: ev.Event) -> list[fx.Effect]:
         replica = self.replicas[partition]
