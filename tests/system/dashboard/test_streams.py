@@ -110,6 +110,7 @@ def test_a_state_that_is_not_known_is_shown_as_unknown(
 
     with monkeypatch.context() as patched:
         patched.setattr(api, "cluster_document", unknown)
+        patched.setitem(api.findings._documents, "cluster", unknown)
         expect(cluster).to_contain_text("the <b>metastore</b> has not answered")
         expect(cluster).to_contain_text("unknown")
         expect(cluster).not_to_contain_text("Partitions online")
