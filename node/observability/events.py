@@ -34,6 +34,7 @@ KINDS: Final[Mapping[str, str]] = {
     "node": "node",
     "metastore": "node",
     "transport": "node",
+    "listener": "node",
     "placement": "order",
     "properties": "option",
     "storage": "disk",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[4]
+REPOSITORY = Path(__file__).parents[3]
 
 UNITS = REPOSITORY / "node" / "dashboard" / "static" / "js" / "units.js"
 DENO = shutil.which("deno", path=str(Path(sys.executable).parent))
