@@ -129,18 +129,22 @@ def test_stuck():
 """
 
 
-def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs pytest on one module, with a copy of the conftest that has short time limits. The run has temporary files of
-    its own; otherwise it would also delete those of earlier runs, concurrently with others, which is slow or ends with
-    a warning."""
+def run(
+    folder: Path, tests: str, *arguments: str, at: str = "tests/test_them.py", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs pytest on one module, `at` its path, with a copy of the conftest that has short time limits. The run has
+    temporary files of its own; otherwise it would also delete those of earlier runs, concurrently with others, which is
+    slow or ends with a warning."""
     (folder / "tests").mkdir()
     shutil.copy(REPOSITORY / "pyproject.toml", folder / "pyproject.toml")
     conftest = (REPOSITORY / "tests" / "conftest.py").read_text()
     assert "GRACE_S: Final = 5.0" in conftest
     (folder / "tests" / "conftest.py").write_text(conftest.replace("GRACE_S: Final = 5.0", "GRACE_S: Final = 0.5"))
     (folder / "tests" / "support").mkdir()
-    shutil.copy(REPOSITORY / "tests" / "support" / "samples.py", folder / "tests" / "support")
-    (folder / "tests" / "test_them.py").write_text(tests)
+    for name in ("samples.py", "log_watch.py"):
+        shutil.copy(REPOSITORY / "tests" / "support" / name, folder / "tests" / "support")
+    (folder / at).parent.mkdir(exist_ok=True)
+    (folder / at).write_text(tests)
     outside = {name: value for name, value in os.environ.items() if name != "ISTHMUS_NO_SKIPS"}
     return subprocess.run(
         [
@@ -160,6 +164,51 @@ def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess
         timeout=50,
         check=False,
     )
+
+
+NODES: Final = """
+import asyncio
+import json
+import pytest
+import structlog
+
+log = structlog.get_logger("node")
+
+def test_nothing():
+    log.info("isr.ready")
+
+def test_error():
+    log.error("storage.full")
+
+@pytest.mark.logs_errors("storage.full")
+def test_named_error():
+    log.error("storage.full")
+
+def test_exception():
+    try:
+        raise KeyError("x")
+    except KeyError:
+        log.exception("push.bug")
+
+async def test_never_retrieved():
+    async def fails():
+        raise KeyError("x")
+    task = asyncio.ensure_future(fails())
+    await asyncio.sleep(0.01)
+    del task
+
+def test_process(tmp_path):
+    (tmp_path / "node.log").write_text(json.dumps({"level": "error", "event": "isr.role"}) + "\\n")
+"""
+
+
+def test_an_error_that_a_test_does_not_name_fails_it(tmp_path: Path) -> None:
+    """Errors and exceptions in the logs of nodes, in this process or in files, fail the test during which they were
+    logged, unless it names them."""
+    done = run(tmp_path, NODES, at="tests/component/test_nodes.py")
+    failed = set(re.findall(r"^ERROR \S+::(\w+)", done.stdout, re.MULTILINE))
+    assert failed == {"test_error", "test_exception", "test_never_retrieved", "test_process"}, done.stdout
+    assert done.returncode == 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are seen in /proc only")
