@@ -12,8 +12,7 @@ from typing import Final, Protocol
 import structlog
 
 from isthmus.queues.counters_wire import ToldCounters
-from isthmus.repl.http.client import HttpRefused
-from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.errors import CodecError, PeerFault
 from isthmus.repl.model.ports import TimeSource
 
 log = structlog.get_logger(__name__)
@@ -70,16 +69,17 @@ class CounterExchange:
         return self._time.now_ms() >= link.counters_due_ms or link.counters_passes != self._held.passes
 
     async def run(self, link: CountingLink, fetcher: CounterFetcher) -> None:
-        """Exchange once. Raises PeerFault for a source that does not answer; its fetch would fail, too."""
+        """Exchange once. A source that does not answer is left to the fetch that follows."""
         assert link.cluster is not None
         link.counters_due_ms = self._time.now_ms() + INTERVAL_MS
         link.counters_passes = self._held.passes
         message = ToldCounters(self._cluster, self._name, self._held.of(link.cluster))
         try:
             answer = await fetcher.exchange(message)
-        except (HttpRefused, CodecError) as error:
+        except (PeerFault, CodecError) as error:
             # A source of an older version, or a queue that is not this cluster's yet: asked again after the interval.
-            log.debug("sink.counters_refused", error=str(error))
+            # One that cannot be reached fails the fetch, too, which makes the exchange due again.
+            log.debug("sink.counters_unanswered", error=str(error))
             return
         if answer.cluster == link.cluster:
             self._told(answer.counters, answer.name)

@@ -41,6 +41,11 @@ ANSWER_OVERHEAD_BYTES: Final = 200_000_000
 siblings, within the source's own limits), and each change has up to 10 KB of names."""
 
 
+COUNTERS_TIMEOUT_MS: Final = 5_000
+"""How long a fetch is held up by a source that does not answer the exchange of counters before it: a second would do
+over any link, and a busy source may take some."""
+
+
 class WrongSourceCluster(PeerFault):
     """Another cluster answers than the link's."""
 
@@ -128,7 +133,7 @@ class Fetcher:
             self._counters_path,
             encode_counters(held),
             media_type=MEDIA_TYPE,
-            timeout_ms=self._timeout_ms,
+            timeout_ms=min(self._timeout_ms, COUNTERS_TIMEOUT_MS),
             limit_bytes=COUNTERS_BYTES_MAX,
         )
         return decode_counters(body)
