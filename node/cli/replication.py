@@ -31,6 +31,7 @@ from isthmus.node.cli.output import (
 )
 from isthmus.node.cli.parameters import Duration, checking, split_bucket
 from isthmus.node.cli.queue import echo_ledger
+from isthmus.node.services.findings import AHEAD_MS
 from isthmus.node.services.remote_lookup import other_side, with_other_sides
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import decode_clock
@@ -42,8 +43,11 @@ def _cluster(row: Row) -> Any:
 
 
 def _proven(row: Row) -> str:
-    """When a full-sync last proved that all arrived."""
-    return no_proof(row) if row.get("proven_ms") is None else moment(row["proven_ms"])
+    """When a full-sync last proved that all arrived; a time ahead of the clock of the node that answers is unknown."""
+    proven_ms, at_ms = row.get("proven_ms"), row.get("at_ms")
+    if proven_ms is None:
+        return no_proof(row)
+    return "unknown" if isinstance(at_ms, int) and proven_ms > at_ms + AHEAD_MS else moment(proven_ms)
 
 
 LAGS: Final = TableSpec(
@@ -80,7 +84,7 @@ def lag_command(over_ms: int | None, query: AdminCommand) -> None:
     if query.json:
         echo_json(answer)
     else:
-        LAGS.echo(rows)
+        LAGS.echo({**row, "at_ms": answer.get("at_ms")} for row in rows)
         if not rows:
             click.echo("no queue is registered: no change is sent in real time (`isthmus queue register`)")
         gaps = Counter(str(gap.get("queue")) for gap in objects_in(query.get("/admin/gaps"), "gaps"))

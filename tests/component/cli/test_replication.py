@@ -359,6 +359,18 @@ def test_clocks_of_both_sides_are_compared_by_what_they_have_seen() -> None:
     assert compared(None, one) == "ahead"
 
 
+def test_a_proof_from_the_future_is_unknown(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """The node that compared has a clock ten minutes ahead: the table does not show its time as a fact."""
+    row = {"queue": "to-west", "cluster": "west", "uuid": "b0", "bucket_type": "default", "seconds": 0.0, "objects": 0,
+           "bytes": 0, "reason": ""}  # fmt: skip
+    for ahead_ms, shown in ((600_000, "unknown"), (0, "2023-11-14 22:13:20Z")):
+        at_ms = 1_700_000_000_000
+        listener.respond("/admin/lag", {"lag": [{**row, "proven_ms": at_ms + ahead_ms}], "at_ms": at_ms})
+        listener.respond("/admin/gaps", {"gaps": []})
+        assert cli.main(["lag", "-o", "wide"]) == 0
+        assert shown in capsys.readouterr().out
+
+
 def test_explain_prints_what_a_node_answers(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Facts a line, the next step last; JSON is the node's answer."""
     looked = {"verdict": "diverged", "difference": "missing@sink", "reason": "", "check": "repaired", "by": "ann"}
