@@ -37,8 +37,12 @@ from isthmus.queues import lag
 from isthmus.queues.lag import TIMEOUT_S
 from isthmus.queues.object_reader import read_changes
 from isthmus.repl.metastore.port import Metastore
+from isthmus.repl.model.vclock import OFFSET_BITS
 from isthmus.repl.replog.files import SystemFiles
+from isthmus.repl.runtime import disk_full as disk_full_policy
 from isthmus.repl.security.tls import NodeName
+from isthmus.repl.shortage import DESCRIPTORS
+from isthmus.repl.unforeseen import unforeseen
 from tests.support.link_nodes import Proxy
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
@@ -498,6 +502,57 @@ async def disk_nearly_full(at: Recording) -> None:
         await at.scrape(8)
 
 
+async def open_files_nearly_short(at: Recording) -> None:
+    """Nine tenths of the file descriptors of a node's process are open."""
+    await at.cluster("east", 1, replicated(1, 1))
+    await at.healthy()
+    with patch.object(disk_full_policy, "open_file_count", lambda: 9 * DESCRIPTORS.limit // 10):
+        await at.scrape(5)
+
+
+async def inodes_nearly_short(at: Recording) -> None:
+    """1,000 files can still be created on one of three disks."""
+    east = await at.cluster("east", 3, replicated(3, 2))
+    short = east.folder / "n3"
+    free = {"n3": 1_000_000}
+
+    def measured(_files: SystemFiles, directory: Path) -> int:
+        return free["n3"] if directory.is_relative_to(short) else 1_000_000
+
+    with patch.object(SystemFiles, "free_inodes", measured):
+        await asyncio.sleep(2)
+        await at.healthy()
+        free["n3"] = 1_000
+        await asyncio.sleep(2)
+        await at.scrape(5)
+
+
+async def unforeseen_errors(at: Recording) -> None:
+    """A step that a node repeats each second fails twice by a defect."""
+    east = await at.cluster("east", 1, replicated(1, 1))
+    await at.healthy()
+    failures = iter(range(2))
+
+    def fails(*_: object) -> list[object]:
+        if next(failures, None) is not None:
+            raise KeyError("a defect")
+        return []
+
+    runtime = east.nodes["n1"].services.runtime
+    with patch.dict(unforeseen._counts), patch.object(runtime._disk_full, "check", fails):
+        await at.scrape(5)
+
+
+async def actors_renewed(at: Recording) -> None:
+    """West tells a counter of one partition of east that east's log lacks."""
+    east = await at.cluster("east", 1, replicated(1, 1))
+    await at.healthy()
+    services = east.nodes["n1"].services
+    place = next(iter(services.runtime.partitions.values()))
+    services.witness.renewal.told({place.actor: place.replica.epoch << OFFSET_BITS | 1_000_000}, "west")
+    await at.scrape(8)
+
+
 # -- faults between clusters ------------------------------------------------------------------------------------------
 
 
@@ -671,6 +726,7 @@ CASES: Final[Mapping[str, Callable[[Recording], Awaitable[None]]]] = {
     for function in (
         healthy, node_down, writes_refused, stalled_followers, partition_offline, unclean_election,
         metastore_unreachable, not_registered, document_unreadable, metastore_rolled_back, disk_full, disk_nearly_full,
+        open_files_nearly_short, inodes_nearly_short, unforeseen_errors, actors_renewed,
         link_cut, queue_throttled, queue_suspended, lag_unknown, publishing_suspended, gaps_open, ledger_off,
         bucket_type_missing, dead_letters, clock_wrong, fullsync_late, fullsync_never, certificate_valid,
         certificate_expires, certificate_expires_now, audit_lines_lost,
