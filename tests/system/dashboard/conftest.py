@@ -11,6 +11,8 @@ from tests.support.dashboard_browser import browser, open_page
 from tests.system.fullsync.clusters import Clusters, eventually
 
 PAIR = """\
+[clusters.east.limits]
+object_size = "100KB"
 [clusters.east.replication]
 factor = 3
 min_isr = 2
@@ -56,7 +58,7 @@ queue = "to-west"
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
     """East of four nodes, three of which hold each partition, and west of one; each fetches from the other, and east
-    has compared. Tests of a module share it, and leave it as they found it."""
+    has compared. East takes smaller objects than west. Tests of a module share it, and leave it as they found it."""
     directory = tmp_path_factory.mktemp("pair")
     try:
         clusters = Clusters(directory, PAIR)

@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Route, expect
 
 from isthmus.node.http.authorization import TokenRole
 from isthmus.node.local import dev_certificates
-from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
+from isthmus.repl.model.vclock import decode_clock, encode_clock
 from isthmus.repl.security.tls import NodeName
 from tests.support.dashboard_browser import BrowserPage
 from tests.support.threaded_node import running_node
@@ -474,18 +474,20 @@ def test_workers_and_rates_are_set_and_are_those_of_the_files_again(pair: Cluste
     expect(row_of(table, "east-3")).to_contain_text("no limit")
 
 
-def forge(pair: Clusters, keys: list[str], ahead: int) -> None:
-    """Write keys in west whose clocks name writes of east that it has not made yet: that many entries ahead in the log
-    of each partition. East refuses them for good."""
-    east = bytes.fromhex(pair.admin("east-1", "/admin/cluster")["cluster_uuid"])
-    ours = [
-        (actor_of(east, each["partition"]), pack_counter(each["epoch"], each["hw"] + ahead), 1)
-        for each in pair.admin("east-1", "/admin/partitions")["partitions"]
-    ]
+def refuse(pair: Clusters, keys: list[str]) -> None:
+    """Write objects in west that are larger than east takes (see conftest.py), and wait for their dead letters."""
     for key in keys:
-        forged = base64.b64encode(encode_clock(tuple(sorted(ours)))).decode()
-        written = decode_clock(base64.b64decode(pair.put("west", HTML, key, "forged", forged)))
-        assert {actor for actor, _, _ in ours} <= {actor for actor, _, _ in written}
+        pair.put("west", HTML, key, "v" * 1_500_000)
+    eventually(lambda: kept(pair) == len(keys), "all are refused")
+
+
+def write_ahead(pair: Clusters, key: str, entries: int) -> None:
+    """Write `key` in east, then in west with a clock that names a write which is that many entries further in the log
+    of the key's partition in east."""
+    clock = decode_clock(base64.b64decode(pair.put("east", HTML, key, "v")))
+    actor, counter, at_s = max(clock, key=lambda entry: entry[1])
+    named = (*(entry for entry in clock if entry[0] != actor), (actor, counter + entries, at_s))
+    pair.put("west", HTML, key, f"ahead by {entries}", base64.b64encode(encode_clock(tuple(sorted(named)))).decode())
 
 
 def letters(pair: Clusters) -> dict[str, list[dict[str, Any]]]:
@@ -502,15 +504,14 @@ def kept(pair: Clusters) -> int:
 def test_dead_letters_of_all_nodes_are_retried_and_dropped(pair: Clusters, sinks: BrowserPage) -> None:
     """Dead letters are retried and dropped one by one, and all of all nodes: a letter refused again stays with the
     reason, a dropped one is gone, and the dialog's numbers equal the page's. Names are shown as text."""
-    forge(pair, [f"{HTML}{number}" for number in range(12)], 1_000_000)
-    eventually(lambda: kept(pair) == 12, "all are refused")
+    refuse(pair, [f"{HTML}{number}" for number in range(12)])
     having = {node: rows for node, rows in letters(pair).items() if rows}
     card = sinks.region("Dead letters")
     expect(card).to_contain_text("Dead letters (12)")
     for node, rows in having.items():
         table = sinks.region(f"Dead letters of {node}")
         expect(table.get_by_role("row")).to_have_count(len(rows) + 1)
-        for words in (HTML, "forged-clock", "west"):
+        for words in (HTML, "too-large", "west"):
             expect(table).to_contain_text(words)
     node = next(iter(having))
     first = sinks.region(f"Dead letters of {node}").get_by_role("row").nth(1)
@@ -538,8 +539,10 @@ def test_dead_letters_of_all_nodes_are_retried_and_dropped(pair: Clusters, sinks
 
 def test_a_letter_is_accepted_once_its_reason_is_gone(pair: Clusters, sinks: BrowserPage) -> None:
     """Here once this cluster has made the writes that the letter's clock names: the retry takes it, and the letter
-    leaves the list."""
-    forge(pair, ["late"], 30)
+    leaves the list. Such a clock is refused only shortly after another one let the partition take another actor."""
+    write_ahead(pair, "late", 1_000_000)
+    eventually(lambda: "ahead by 1000000" in pair.read("east", HTML, "late")[0], "the partition took another actor")
+    write_ahead(pair, "late", 30)
     eventually(lambda: kept(pair) == 1, "it is refused")
     for number in range(500):
         http_request(pair.url("east", "b", f"more {number}"), "PUT", b"v", Content_Type="text/plain")
@@ -554,8 +557,7 @@ def test_a_letter_is_accepted_once_its_reason_is_gone(pair: Clusters, sinks: Bro
 def test_a_retry_of_all_can_be_stopped(pair: Clusters, sinks: BrowserPage) -> None:
     """Stop ends the retry after the current letter, and the dialog shows how many were not tried; they stay
     unchanged."""
-    forge(pair, [f"stop {number}" for number in range(4)], 1_000_000)
-    eventually(lambda: kept(pair) == 4, "all are refused")
+    refuse(pair, [f"stop {number}" for number in range(4)])
     card = sinks.region("Dead letters")
     expect(card).to_contain_text("Dead letters (4)")
     held: list[Route] = []
