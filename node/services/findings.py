@@ -7,6 +7,7 @@ answer lacks is unknown, never OK. Severities of the shipped alerts are the same
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, StrEnum
@@ -264,11 +265,18 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
     facts += _absent(cluster, lacking)
     node = f"node {cell(cluster.get('node'))}"
     facts += [Fact(ProbeState.CRITICAL, str(each), Code.CERTIFICATE, node) for each in cluster.get("urgent") or ()]
-    if all(fact.state is ProbeState.OK for fact in facts) and not under:
-        facts += [
-            Fact(ProbeState.WARNING, str(problem), Code.CLUSTER, "cluster") for problem in cluster.get("problems") or ()
-        ]
+    problems = [str(each) for each in cluster.get("problems") or ()]
+    well = all(fact.state is ProbeState.OK for fact in facts) and not under
+    for each in problems:
+        if short := _SHORT_NODE.match(each):  # the cause of what is said above, which does not name it
+            facts.append(Fact(ProbeState.WARNING, each, Code.DISK_FREE, f"node {short[1]}"))
+        elif well:
+            facts.append(Fact(ProbeState.WARNING, each, Code.CLUSTER, "cluster"))
     return facts
+
+
+_SHORT_NODE: Final = re.compile(r"node (\S+), (?:partition|\d+ partitions:) [\d, .]+: out-of-storage\b")
+"""The problem of a node that refuses writes, see `cluster_status.problems`."""
 
 
 def isr_fine(cluster: Mapping[str, Any]) -> str:
