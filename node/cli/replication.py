@@ -224,7 +224,9 @@ def _compared(row: dict[str, Any]) -> str:
     why = f" ({row['reason']})" if row.get("reason") else ""
     looked = f", compared {moment(row['at_ms'])}: {row['check']}" if row.get("at_ms") else ""
     since = "; it has changed here since" if row.get("changed_since") else ""
-    proven = f"; proven up to date as of {moment(row['proven_ms'])}" if row.get("proven_ms") else "; never proven"
+    proven = (
+        f"; proven up to date as of {moment(row['proven_ms'])}" if row.get("proven_ms") else "; not proven by this node"
+    )
     suspended = f"; suspended by {row['suspended']}" if row.get("suspended") else ""
     return printable(f"{what}{looked}{why}{since}{proven}{suspended}")
 

@@ -192,7 +192,9 @@ def list_sinks(node: str | None, query: AdminCommand) -> None:
     rows: list[Row] = []
     for each in nodes:
         sinks = objects_in(object_in(each, "sink"), "sinks") if isinstance(each.get("sink"), dict) else [{}]
-        rows += [{**sink, "node": each.get("node")} for sink in sinks]
+        why = object_in(answer, "unknown").get(str(each.get("node"))) or "the node does not answer"
+        silent = {} if isinstance(each.get("sink"), dict) else {"reason": why}
+        rows += [{**sink, **silent, "node": each.get("node")} for sink in sinks]
     SINKS.echo(rows)
 
 
@@ -212,9 +214,9 @@ NODES: Final = TableSpec(
     column("state", state=True),
     ("workers", lambda row: object_in(row, "workers").get("count")),
     column("busy", lambda row: object_in(row, "workers").get("busy"), leave=2),
-    ("limit", lambda row: _rates(object_in(object_in(row, "throttle"), "configured"), "none")),
-    column("binding", lambda row: object_in(row, "throttle").get("binding") or "", leave=3),
-    ("achieved", lambda row: _rates(object_in(object_in(row, "throttle"), "achieved"), "0")),
+    ("limit", lambda row: _rates_known(row, "configured", "none")),
+    column("binding", lambda row: _binding(row), leave=3),
+    ("achieved", lambda row: _rates_known(row, "achieved", "0")),
     ("dead", lambda row: object_in(row, "dead_letters").get("kept")),
     column("reason", value_or_nothing("reason"), text=True),
 )
@@ -232,7 +234,13 @@ def show(node: str | None, query: AdminCommand) -> None:
         if query.echo_json(found):
             return
         known = [{**object_in(each, "sink"), "node": each.get("node")} for each in nodes]
-        NODES.echo({**each, **({} if "state" in each else {"reason": "the node does not answer"})} for each in known)
+        unknown = object_in(found, "unknown")
+        NODES.echo(
+            each
+            if "state" in each
+            else {**each, "reason": unknown.get(str(each["node"])) or "the node does not answer"}
+            for each in known
+        )
         sources = _joined_sources(known)
         if sources:
             click.echo()
@@ -244,7 +252,7 @@ def show(node: str | None, query: AdminCommand) -> None:
     if query.echo_json(answer):
         return
     workers, throttle = object_in(answer, "workers"), object_in(answer, "throttle")
-    letters, achieved = object_in(answer, "dead_letters"), object_in(throttle, "achieved")
+    letters = object_in(answer, "dead_letters")
     echo_facts(
         (
             ("node", answer.get("node")),
@@ -253,11 +261,14 @@ def show(node: str | None, query: AdminCommand) -> None:
             ("workers per peer", workers.get("peer_limit")),
             ("workers per queue", ", ".join(f"{q} {n}" for q, n in sorted(object_in(workers, "queue_limits").items()))),
             *(("peer that cannot be used", _unusable(one)) for one in objects_in(answer, "peers_unusable")),
-            ("limit", _rates(object_in(throttle, "configured"), "none")),
-            ("binding", throttle.get("binding") or ""),
-            ("achieved", _rates(achieved, "0")),
-            ("throttled", milliseconds(1000 * throttle.get("throttled_seconds", 0))),
-            ("limits set", _set_by(answer.get("limits_set"))),
+            ("limit", _rates_known(answer, "configured", "none")),
+            ("binding", _binding(answer)),
+            ("achieved", _rates_known(answer, "achieved", "0")),
+            (
+                "throttled",
+                milliseconds(1000 * throttle["throttled_seconds"] if "throttled_seconds" in throttle else None),
+            ),
+            ("limits set", _set_by(answer["limits_set"]) if "limits_set" in answer else None),
             ("dead letters", _letter_counts(letters)),
         )
     )
@@ -280,6 +291,17 @@ def _joined_sources(nodes: Sequence[Row]) -> list[Row]:
 
 def _unusable(peer: Row) -> str:
     return f"queue {peer.get('queue')} at {peer.get('url')}: {peer.get('reason')}"
+
+
+def _binding(sink: Row) -> str | None:
+    """The limit that holds a node's sink back, empty where none does; None for a node that did not answer."""
+    return object_in(sink, "throttle").get("binding") or ("" if "throttle" in sink else None)
+
+
+def _rates_known(sink: Row, which: str, nothing: str) -> str | None:
+    """Rates of a node's sink; None for a node that did not answer."""
+    rates = object_in(sink, "throttle").get(which)
+    return _rates(rates, nothing) if isinstance(rates, dict) else None
 
 
 def _rates(rates: Row, nothing: str) -> str:

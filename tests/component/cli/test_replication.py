@@ -384,9 +384,9 @@ def test_explain_prints_what_a_node_answers(listener: FakeAdminListener, capsys:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "key: notes/b k"
     told = [line for line in lines if line.startswith("full-sync ")]
-    assert told[0].startswith("full-sync north of e2: unknown; never")
+    assert told[0].startswith("full-sync north of e2: unknown; not proven")
     assert told[1].startswith("full-sync west of e2: diverged: missing@sink, compared 2023-11-14")
-    assert told[1].endswith("Z: repaired; never proven; suspended by ann")
+    assert told[1].endswith("Z: repaired; not proven by this node; suspended by ann")
     missing = [line for line in lines if line.startswith("node ")]
     assert [line.partition(": which")[0] for line in missing] == [
         "node e1: not-ready: timed out", "node e3: not alive",

@@ -56,7 +56,25 @@ def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
     assert "east to-west 9 8 1 0 0 0 0 1970-01-01 00:00:00Z" in [" ".join(line.split()) for line in told.splitlines()]
     listener.respond("/admin/sink/nodes", {"nodes": [{"node": "west-1", "sink": {}}]})
     assert cli.main(["sink", "show", "--node", "west-1"]) == Exit.OK
-    assert "node: unknown" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    for line in ("node: unknown", "limit: unknown", "achieved: unknown", "throttled: unknown", "limits set: unknown"):
+        assert line in told.splitlines()
+
+
+def test_limits_and_rates_of_a_silent_node_are_unknown(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that does not answer has an unknown limit, binding and rate, never "none" or 0, and the reason why."""
+    nodes = [{"node": "w1", "sink": OVERVIEW}, {"node": "w2", "sink": None}, {"node": "w3", "sink": None}]
+    listener.respond("/admin/sink/nodes", {"nodes": nodes, "unknown": {"w2": "unreachable: refused"}})
+    assert cli.main(["sink", "show"]) == Exit.OK
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[2] == "w2 unknown unknown unknown unknown unknown unknown unknown unreachable: refused"
+    assert rows[3].endswith("unknown the node does not answer")
+    assert cli.main(["sink", "list"]) == Exit.OK
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [row.startswith(f"w{number} unknown") for number, row in enumerate(rows[-2:], 2)] == [True, True]
+    assert ["unreachable: refused" in rows[-2], "the node does not answer" in rows[-1]] == [True, True]
 
 
 def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(

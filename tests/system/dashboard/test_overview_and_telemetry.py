@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tests.support.dashboard_browser import BrowserPage
+from isthmus.node.services.findings import Code, Fact, ProbeState, by_severity
+from tests.support.dashboard_browser import FITS, BrowserPage
 from tests.system.fullsync.clusters import Clusters, eventually, http_request
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -73,6 +76,60 @@ def test_alarms_are_the_list_of_the_node(pair: Clusters, open_page: OpenPage) ->
     assert all(sentence in line for sentence, line in zip(served, shown, strict=True)), (served, shown)
     pair.admin("east-1", "/admin/bucket-types/lacking", {"partition_count": 1, "replication_factor": 3})
     expect(warning).to_have_count(0)
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1400, "light"), (360, "dark")])
+def test_many_alarms_are_whole_and_readable(pair: Clusters, open_page: OpenPage, width: int, theme: str) -> None:
+    """A finding of each code is shown whole at the width of a telephone and of a desk, with nothing wider than the
+    window; the command of a remedy ends where its sentence goes on."""
+    node = "east-1-of-a-rack-with-a-long-name"
+    facts = by_severity(
+        Fact(
+            ProbeState.CRITICAL if number % 5 == 0 else ProbeState.UNKNOWN if number % 5 == 1 else ProbeState.WARNING,
+            f"node {node}: an exception ended push in repl/coordinator/write_batch.py:516 ({code})",
+            code,
+            f"node {node}",
+        )
+        for number, code in enumerate(Code)
+    )
+    answer = {"state": "critical", "findings": [fact.as_dict() for fact in facts]}
+    tab = open_page(pair.nodes["east-1"]["admin"], None, width=width, theme=theme)
+    tab.page.route("**/admin/findings", lambda route: route.fulfill(json=answer))
+    tab.goto("overview")
+    alarms = tab.region("Alarms").get_by_role("listitem")
+    expect(alarms).to_have_count(len(facts))
+    words = {ProbeState.CRITICAL: "Problem", ProbeState.WARNING: "Warning", ProbeState.UNKNOWN: "Unknown"}
+    for fact, shown in zip(facts, alarms.all_inner_texts(), strict=True):
+        assert f"{words[fact.state]}: {fact.sentence}" in shown, shown
+        assert fact.remedy in shown, shown
+    assert tab.page.evaluate(FITS)
+    assert not [each for each in alarms.all() if each.evaluate("(item) => item.scrollWidth > item.clientWidth")]
+    renewed = alarms.filter(has_text=Code.ACTOR_RENEWED)
+    expect(renewed.locator("code")).to_have_text("isthmus fullsync run all --wait")
+    expect(renewed.get_by_role("link")).to_have_attribute("href", "#/fullsync")
+    assert not tab.violations()
+
+
+def test_a_proof_that_is_not_known_is_not_called_never(pair: Clusters, open_page: OpenPage) -> None:
+    """While a node does not tell its checks, and where a proof's time is ahead of this node's clock, the proof is
+    unknown, with the reason; "never" is said where all nodes told theirs."""
+    path = f"{pair.nodes['east-1']['admin']}/admin/lag"
+    answer = json.loads(http_request(path)[1])
+    at_ms = answer["at_ms"]
+    shown: dict[str, Any] = {}
+    tab = open_page(pair.nodes["east-1"]["admin"], None)
+    tab.page.route("**/admin/lag", lambda route: route.fulfill(json={**answer, "lag": [{**answer["lag"][0], **shown}]}))
+    links = tab.region("Clusters and links")
+    for silent, proven, said, drawn in (
+        (["east-2"], None, "unknown: no answer from east-2", "last proof unknown"),
+        ([], at_ms + 60_000, "unknown: its time is ahead of this node’s clock", "last proof unknown"),
+        ([], None, "never", "never proven up to date"),
+    ):
+        shown.update(proofs_unknown_at=silent, proven_ms=proven, equal_ms=None, both_ways=True)
+        tab.goto("audit")
+        tab.goto("overview")
+        expect(links.get_by_role("row").nth(1).locator("span.unknown")).to_have_text([said, said])
+        expect(picture(tab)).to_contain_text(drawn)
 
 
 def test_what_people_hold_back_is_named_beneath_the_alarms(pair: Clusters, open_page: OpenPage) -> None:

@@ -95,6 +95,7 @@ export interface LagRow {
   proven_ms: number | null;
   both_ways?: boolean;
   equal_ms?: number | null;
+  proofs_unknown_at?: string[];
 }
 
 export interface SinkLink {

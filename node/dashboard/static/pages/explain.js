@@ -198,7 +198,7 @@ function shownHere(named, answer) {
         "Partition",
         h("a", { href: `#/cluster?partition=${answer.partition}` }, `${answer.partition}, segment ${answer.segment}`),
       ],
-      ["Leader", answer.leader ?? "none"],
+      ["Leader", answer.leader ?? (answer.known ? "none" : badge(null))],
     ]),
     !answer.known && warning(`The key’s state is unknown: ${answer.reason}.`),
     answer.known && object === null && h("p", {}, "Not here: never written, or deleted and reaped."),
@@ -355,13 +355,13 @@ function shownChecks(answer) {
           {
             title: "Compared",
             cell: (row) => [
-              time(row.at_ms, "never"),
+              time(row.at_ms, "not by this node"),
               row.check && h("div", {}, `the check: ${row.check}`),
               row.at_ms !== null &&
               h("div", {}, row.changed_since ? "the key has changed here since" : "not changed since"),
             ],
           },
-          { title: "Proven as of", cell: (row) => time(row.proven_ms, "never") },
+          { title: "Proven as of", cell: (row) => time(row.proven_ms, "not by this node") },
           { title: "Suspended", cell: (row) => row.suspended ? `by ${row.suspended}` : "no" },
         ],
         answer.compared,

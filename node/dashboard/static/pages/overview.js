@@ -7,7 +7,7 @@ import { live } from "../js/live.js";
 import { empty, loading, partial, redraw, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
 import { moment, time } from "../js/time.js";
-import { bytes, count, milliseconds, quantity, rate, seconds } from "../js/units.js";
+import { bytes, count, milliseconds, quantity, rate, seconds, UNKNOWN } from "../js/units.js";
 
 /** @typedef {import("../js/types.d.ts").ClusterStatus} ClusterStatus */
 /** @typedef {import("../js/types.d.ts").LagRow} LagRow */
@@ -29,11 +29,14 @@ import { bytes, count, milliseconds, quantity, rate, seconds } from "../js/units
 
 /** @typedef {{cluster: string, out: Direction | null, in: Direction | null}} Peer */
 /** @typedef {import("../js/types.d.ts").Findings} Findings */
-/** @typedef {{lag: LagRow[], sink: SinkNodes}} Links */
+/** A row, and what stands for a proof that it lacks. @typedef {LagRow & {unproven: string}} JudgedRow */
+/** @typedef {{lag: JudgedRow[], sink: SinkNodes}} Links */
 /** Name of a series -> its newest places, of the whole cluster. @typedef {Record<string, (number | null)[]>} Lines */
 
 const LINKS_EVERY_MS = 5_000;
 const LAG_WARNING_S = 60; // beyond it a link is drawn as late, as `isthmus check lag` warns by default
+const NEVER = "never";
+const AHEAD_MS = 1_000; // a proof so far ahead of the answering node's clock is unknown, as `isthmus lag` has it
 const NARROW_PX = 640;
 const LINES_EVERY_MS = 60_000; // the small lines beneath the arrows, of the last ten minutes
 const LINE_PLACES = 300;
@@ -104,7 +107,26 @@ export const page = {
  */
 async function loadLinks(signal) {
   const [lag, sink] = await Promise.all([get("/admin/lag", signal), get("/admin/sink/nodes", signal)]);
-  return { lag: lag.lag, sink };
+  return { lag: lag.lag.map((/** @type {LagRow} */ row) => judged(row, lag.at_ms)), sink };
+}
+
+/**
+ * Without a proof it is "never" only where all nodes told theirs.
+ * @param {LagRow} row
+ * @param {number} atMs by the clock of the node that answers
+ * @returns {JudgedRow}
+ */
+function judged(row, atMs) {
+  const silent = row.proofs_unknown_at ?? [];
+  const ahead = [row.proven_ms, row.equal_ms].some((ms) => (ms ?? 0) > atMs + AHEAD_MS);
+  /** @param {number | null | undefined} ms */
+  const known = (ms) => typeof ms === "number" && ms <= atMs + AHEAD_MS ? ms : null;
+  const unproven = ahead
+    ? `${UNKNOWN}: its time is ahead of this node’s clock`
+    : silent.length
+    ? `${UNKNOWN}: no answer from ${silent.join(", ")}`
+    : NEVER;
+  return { ...row, proven_ms: known(row.proven_ms), equal_ms: known(row.equal_ms), unproven };
 }
 
 /**
@@ -153,14 +175,15 @@ function peersOf({ lag, sink }) {
 
 /**
  * @param {string} queue
- * @param {LagRow[]} rows by bucket type
+ * @param {JudgedRow[]} rows by bucket type
  * @returns {Direction}
  */
 function sent(queue, rows) {
   const behind = worst(rows.map((row) => row.seconds));
   const objects = sum(rows.map((row) => row.objects));
   const reason = [...new Set(rows.map((row) => row.reason).filter(Boolean))].join("; ");
-  const proven = rows.some((row) => row.proven_ms === null) ? null : Math.min(...rows.map((row) => row.proven_ms ?? 0));
+  const unproven = rows.filter((row) => row.proven_ms === null);
+  const proven = unproven.length ? null : Math.min(...rows.map((row) => row.proven_ms ?? 0));
   const late = behind !== null && behind > LAG_WARNING_S;
   return {
     flow: flowOf((name) => name === `queue.acknowledged_per_s:${labelOf(queue)}`),
@@ -170,7 +193,7 @@ function sent(queue, rows) {
     lag: [`queue.oldest_age_ms:${labelOf(queue)}`],
     changes: [`queue.acknowledged_per_s:${labelOf(queue)}`],
     proven: proven === null
-      ? "never proven up to date"
+      ? unproven.some((row) => row.unproven === NEVER) ? "never proven up to date" : "last proof unknown"
       : `proven ${rows.every((row) => row.equal_ms === row.proven_ms) ? "equal" : "up to date"} as of ${
         moment(proven)
       }`,
@@ -251,11 +274,11 @@ function shownLinks(links, picture) {
       { title: "Objects", number: true, cell: (row) => count(row.objects) },
       { title: "Bytes", number: true, cell: (row) => bytes(row.bytes) },
       { title: "In flight", number: true, hint: "fetched and not acknowledged", cell: (row) => count(row.in_flight) },
-      { title: "Proven as of", hint: "all of ours was there", cell: (row) => time(row.proven_ms, "never") },
+      { title: "Proven as of", hint: "all of ours was there", cell: (row) => time(row.proven_ms, row.unproven) },
       {
         title: "Equal as of",
         hint: "where both clusters send to each other",
-        cell: (row) => row.both_ways ? time(row.equal_ms ?? null, "never") : "",
+        cell: (row) => row.both_ways ? time(row.equal_ms, row.unproven) : "",
       },
       { title: "Reason", cell: (row) => row.reason },
     ], links.lag),
@@ -484,6 +507,7 @@ const SEVERITIES = {
 
 /** Code of a finding -> the page that has more of it; the others are on Cluster. @type {Record<string, [string, string]>} */
 const PAGES_OF = {
+  "actor-renewed": ["fullsync", "Full-sync"],
   "bucket-type-lacking": ["bucket-types", "Bucket types"],
   "dead-letters": ["sinks", "Sinks"],
   "fullsync": ["fullsync", "Full-sync"],
@@ -529,7 +553,7 @@ function shownFindings({ state, findings }) {
 function withCommand(remedy) {
   const at = remedy.search(/\bisthmus [a-z]/);
   if (at < 0) return remedy;
-  const [command, ...rest] = remedy.slice(at).split(/(?=[,)])/);
+  const [command, ...rest] = remedy.slice(at).split(/(?=[,;)])/);
   return [remedy.slice(0, at), h("code", {}, command), rest.join("")];
 }
 
@@ -578,7 +602,7 @@ function shownState(cluster) {
         "Moves",
         cluster.moving.orders ? `${count(cluster.moving.done)} of ${count(cluster.moving.total)} done` : "none",
       ],
-      ["Controller", cluster.controller ?? "none"],
+      ["Controller", cluster.controller ?? badge(null)],
       ["Metastore", badge(cluster.metastore)],
       ["Version", cluster.version],
       ["This node since", time(cluster.started_ms)],
