@@ -85,6 +85,7 @@ class ChunkResult(NamedTuple):
     transient: int = 0
     diverged: int = 0
     unreachable: int = 0
+    waiting: int = 0
 
 
 def _done(row: Sequence[Any]) -> ChunkResult:

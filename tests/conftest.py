@@ -206,13 +206,18 @@ def no_unexpected_error_is_logged(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
     """Fails a test whose nodes log an error that it does not name (`tests.support.log_watch`)."""
+    base = tmp_path_factory.getbasetemp()
     if not request.node.nodeid.startswith(WATCHED):
+        _unwatched.add(base)
         yield
         return
+    files = _log_files.setdefault(base, LogFiles(base))
+    if base in _unwatched:
+        _unwatched.discard(base)
+        files.errors()  # those of tests that may log what they like
     watch = LogWatch()
     with watch.watching():
         yield
-    files = _log_files.setdefault(tmp_path_factory.getbasetemp(), LogFiles(tmp_path_factory.getbasetemp()))
     found = unexpected([*watch.errors, *files.errors()], allowed_of(request.node))
     if found:
         shown = "\n".join(f"{each.event}: {each.text[:1500]}" for each in found[:10])
@@ -221,6 +226,9 @@ def no_unexpected_error_is_logged(
 
 _log_files: dict[Path, LogFiles] = {}
 """By the folder of this process's temporary files."""
+
+_unwatched: set[Path] = set()
+"""Those in which tests outside of WATCHED have run since the last watched one."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -67,7 +67,8 @@ class Job(NamedTuple):
 
 COUNTS: Final = (
     "chunk int, error string, left_rows bigint, right_rows bigint, match bigint, candidates bigint, filtered bigint, "
-    "bytes bigint, transient bigint, diverged bigint, unreachable bigint"
+    "bytes bigint, transient bigint, diverged bigint, unreachable bigint, "
+    "waiting bigint"
 )
 """The fields of `run_directory.ChunkResult`, in order."""
 
@@ -217,6 +218,7 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
         "transient": counts[VerdictKind.TRANSIENT],
         "diverged": counts[VerdictKind.DIVERGED],
         "unreachable": counts[VerdictKind.UNREACHABLE],
+        "waiting": counts[VerdictKind.WAITING],
         "findings": rows,
     }
 

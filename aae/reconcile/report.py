@@ -121,7 +121,7 @@ def _verdicts(firsts: list[ChunkResult], seconds: list[ChunkResult]) -> dict[str
     counts = {
         "match": sum(done.match for done in firsts),
         "transient": sum(done.transient for done in seconds),
-        "waiting": sum(done.candidates - done.transient - done.diverged - done.unreachable for done in seconds),
+        "waiting": sum(done.waiting for done in seconds),
         "diverged": sum(done.diverged for done in seconds),
         "filtered": filtered,
         "unreachable": sum(done.unreachable for done in seconds) + waiting,
@@ -144,7 +144,7 @@ def counts_so_far(now: RunProgress) -> dict[str, int]:
         "filtered": sum(done.filtered for _, done in firsts),
         "unreachable": sum(done.unreachable for done in seconds),
         "waiting": sum(done.candidates for chunk, done in firsts if chunk not in now.second)
-        + sum(done.candidates - done.transient - done.diverged - done.unreachable for done in seconds),
+        + sum(done.waiting for done in seconds),
     }
 
 
@@ -163,7 +163,7 @@ SEGMENTS: Final = pa.schema(
         ("state", pa.string()),
         ("reason", pa.string()),
         *((name, pa.int64()) for name in ("left_rows", "right_rows", "match", "filtered")),
-        *((name, pa.int64()) for name in ("transient", "diverged", "unreachable")),
+        *((name, pa.int64()) for name in ("transient", "diverged", "unreachable", "waiting")),
         ("left_as_of", _PIECES),
         ("right_as_of", _PIECES),
     ]
@@ -183,7 +183,7 @@ def write_segments(directory: RunDirectory, now: RunProgress, plan: SegmentPlan)
             (
                 chunk.number, [list(one) for one in chunk.runs], chunk.segments, state, now.failures.get(chunk.number),
                 *((None,) * 3 if first is None else first[2:5]), None if first is None else first.filtered,
-                *((0, 0, 0) if second is None else second[8:11]), *as_of.get(chunk.number, (None, None)),
+                *((0,) * 4 if second is None else second[8:12]), *as_of.get(chunk.number, (None, None)),
             )
         )  # fmt: skip
     columns = list(zip(*rows, strict=True)) or [()] * len(SEGMENTS)

@@ -20,7 +20,8 @@ def pushes(client_api: Any, **limits: int) -> RowRoutes:
     """The routes, beside the others of an application."""
     nobody: Any = None
     return RowRoutes(
-        nobody, nobody, client_api.kv, LimitSettings(**limits), client_api.app, cluster=UUID, cluster_name="east"
+        nobody, nobody, nobody, client_api.kv, LimitSettings(**limits), client_api.app,
+        cluster=UUID, cluster_name="east",
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ async def test_a_request_to_repair_recalls_the_tombstones_of_reaped_keys_first()
     repairs, handlers = FakeRepairs(), {}
     router = SimpleNamespace(add=lambda _method, path, handler: handlers.__setitem__(path, handler))
     api: Any = SimpleNamespace(router=router)
-    TreeRoutes(SimpleNamespace(), repairs, api, cluster=b"c" * 16, cluster_name="west")  # type: ignore[arg-type]
+    TreeRoutes(SimpleNamespace(), repairs, api, cluster=b"c" * 16, cluster_name="west", wall_ms=lambda: 0)  # type: ignore[arg-type]
     asked = RepairRequest("to-east", b"default", ((b"b", b"reaped"), (b"b", b"here")))
 
     async def body(_limit_bytes: int, _what: str) -> bytes:

@@ -308,7 +308,7 @@ def all_routes(client_api: ClientApi) -> dict[str, HttpApplication]:
     nothing: Any = SimpleNamespace(object_bytes=1, key_bytes=1, batch_items=1, batch_bytes=1)
     PropertyRoutes(nothing, client_api)
     TreeRoutes(nothing, nothing, client_api, cluster=b"", cluster_name="", wall_ms=lambda: 0)
-    RowRoutes(nothing, nothing, nothing, nothing, client_api, cluster=b"", cluster_name="")
+    RowRoutes(nothing, nothing, nothing, nothing, nothing, client_api, cluster=b"", cluster_name="")
     admin_api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
     Dashboard(admin_api, None, "c", "n")
     return {"admin": admin_api, "http": client_api}

@@ -128,7 +128,12 @@ def test_a_certificate_for_clients_alone_need_not_name_the_node(own: Certificate
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"short\n", "not a token"), (b"\xff\xfe\n", "something other than tokens"), (None, "no such file")],
+    [
+        (b"short\n", "not a token"),
+        (b"\xff\xfe\n", "is UTF-16: save it as ASCII"),
+        (b"caf\xe9\n", "something other than tokens"),
+        (None, "no such file"),
+    ],
 )
 @pytest.mark.parametrize("by_signal", [True, False])
 def test_a_broken_token_file_is_a_problem_in_the_status(
