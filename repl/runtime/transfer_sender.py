@@ -30,6 +30,7 @@ from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.store.port import REAPED, Snapshot, StateChunk, Store, TransferChunk
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -131,6 +132,9 @@ class TransferSender:
             log.warning("far.short", partition=partition.id, peer=to, error=str(error))
         except (LocalFault, OSError) as error:
             self._events.fail(error)
+        except Exception as error:
+            unforeseen.exception("far.send_failed", error, partition=partition.id, peer=to)
+            self._drop_snapshot(round_)
         finally:
             round_.task = None
 
@@ -138,11 +142,15 @@ class TransferSender:
         """Report the row and pause; a new snapshot then has the row as it was mended."""
         self.rows_unreadable += 1
         log.error("far.row_unreadable", partition=partition, peer=to, error=str(error))
+        self._drop_snapshot(round_)
+        self.damage_listener.on_damaged_row(partition, error.segment if isinstance(error, DamagedRow) else None)
+        await asyncio.sleep(UNREADABLE_PAUSE_S)
+
+    @staticmethod
+    def _drop_snapshot(round_: _Round) -> None:
         if round_.snapshot is not None:
             round_.snapshot.close()
             round_.snapshot = round_.ahead = None
-        self.damage_listener.on_damaged_row(partition, error.segment if isinstance(error, DamagedRow) else None)
-        await asyncio.sleep(UNREADABLE_PAUSE_S)
 
     def _read(self, partition: int, round_: _Round, request: TransferRequest) -> TransferChunk | StateChunk | None:
         """Read the requested chunk, in the thread: from this round's snapshot, or from a new one that goes on at the

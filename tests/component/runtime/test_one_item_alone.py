@@ -399,21 +399,9 @@ UNNAMED = frozenset(
         "actor.renewal_bug",
         "forwarded.request.failed",
         "forwarding.failed",
-        "fullsync.bug",
-        "fullsync.gaps_bug",
-        "held_counters.pass_bug",
-        "history.source_failed",
         "live.bug",
-        "metastore.register_bug",
         "reap.bug",
-        "sink.discovery_bug",
-        "sink.push_bug",
-        "transport.answer.failed",
         "transport.request.failed",
-        "trees.agreement_bug",
-        "trees.audit_bug",
-        "trees.bug",
-        "trees.save_bug",
     )
 )
 """Events of catches that no test names; whoever adds one adds a test instead."""
