@@ -30,6 +30,7 @@ from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.store.port import REAPED, Snapshot, StateChunk, Store, TransferChunk
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -131,6 +132,8 @@ class TransferSender:
             log.warning("far.short", partition=partition.id, peer=to, error=str(error))
         except (LocalFault, OSError) as error:
             self._events.fail(error)
+        except Exception as bug:  # as if the answer had been lost
+            unforeseen.exception("far.send_bug", bug, partition=partition.id, peer=to)
         finally:
             round_.task = None
 
