@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from struct import Struct
 from typing import Any, Final, Protocol
 
-import structlog
-
 from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.errors import CodecError, IsthmusError
 from isthmus.repl.model.ports import TimeSource
@@ -29,8 +27,6 @@ TIMEOUT_MS: Final = 2_000
 """A slower answer would tell the clock to no better than a second, which is the limit above which it is wrong."""
 
 _WALL: Final = Struct("<q")
-
-log = structlog.get_logger(__name__)
 
 
 class NodeRequests(Protocol):

@@ -74,6 +74,12 @@ class _Round:
         self.end = 0
         """The snapshot's applied offset: where the log is pinned."""
 
+    def drop_snapshot(self) -> None:
+        """The next chunk is read from a new one."""
+        if self.snapshot is not None:
+            self.snapshot.close()
+            self.snapshot = self.ahead = None
+
 
 class TransferSender:
     """State transfers from this node to all followers."""
@@ -132,9 +138,9 @@ class TransferSender:
             log.warning("far.short", partition=partition.id, peer=to, error=str(error))
         except (LocalFault, OSError) as error:
             self._events.fail(error)
-        except Exception as error:
-            unforeseen.exception("far.send_failed", error, partition=partition.id, peer=to)
-            self._drop_snapshot(round_)
+        except Exception as bug:  # as if the answer had been lost
+            unforeseen.exception("far.send_bug", bug, partition=partition.id, peer=to)
+            round_.drop_snapshot()
         finally:
             round_.task = None
 
@@ -142,15 +148,9 @@ class TransferSender:
         """Report the row and pause; a new snapshot then has the row as it was mended."""
         self.rows_unreadable += 1
         log.error("far.row_unreadable", partition=partition, peer=to, error=str(error))
-        self._drop_snapshot(round_)
+        round_.drop_snapshot()
         self.damage_listener.on_damaged_row(partition, error.segment if isinstance(error, DamagedRow) else None)
         await asyncio.sleep(UNREADABLE_PAUSE_S)
-
-    @staticmethod
-    def _drop_snapshot(round_: _Round) -> None:
-        if round_.snapshot is not None:
-            round_.snapshot.close()
-            round_.snapshot = round_.ahead = None
 
     def _read(self, partition: int, round_: _Round, request: TransferRequest) -> TransferChunk | StateChunk | None:
         """Read the requested chunk, in the thread: from this round's snapshot, or from a new one that goes on at the

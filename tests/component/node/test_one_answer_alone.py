@@ -33,16 +33,12 @@ from isthmus.node.services.history_sampler import HistorySampler
 from isthmus.node.services.repairs import FoldActionsImpl
 from isthmus.queues.wire import FetchReply
 from isthmus.repl.clock_offsets import ClockOffsets
-from isthmus.repl.isr import effects as fx
-from isthmus.repl.isr.messages import TransferRequest
 from isthmus.repl.model.errors import InternalError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import MergedWith, PushItem, PushOutcome, PushResult
 from isthmus.repl.model.vclock import encode_clock
 from isthmus.repl.runtime.held_counters import HeldCounters
 from isthmus.repl.runtime.registration import Registrar
-from isthmus.repl.runtime.transfer_receiver import TransferReceiver
-from isthmus.repl.runtime.transfer_sender import TransferSender
 from isthmus.repl.transport import rpc
 from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink import push as pushing
@@ -503,47 +499,6 @@ def test_a_seed_whose_answer_breaks_discovery_leaves_the_others_theirs(
 
 
 # -- copies and connections ---------------------------------------------------------------------------------
-
-
-async def test_rows_that_cannot_be_sent_are_asked_for_again(monkeypatch: pytest.MonkeyPatch, caught: Caught) -> None:
-    """The follower's next request is answered, from a new snapshot."""
-    sent: list[int] = []
-    reads = 0
-
-    def read(*_given: Any) -> None:
-        nonlocal reads
-        reads += 1
-        if reads == 1:
-            raise Injected
-
-    links: Any = SimpleNamespace(send=lambda *_given, **_: sent.append(1))
-    sender = TransferSender(links, cast(Any, None), cast(Any, Clock()), cast(Any, None))
-    monkeypatch.setattr(sender, "_read", read)
-    monkeypatch.setattr("isthmus.repl.runtime.transfer_sender._stale", lambda *_: False)
-    partition: Any = SimpleNamespace(id=3, log_start=0)
-    request = TransferRequest(1, 1, 1, 0, 0, 1, 0, b"")
-    try:
-        for _ in range(2):
-            sender.answer(partition, fx.SendTransferChunk("n2", request, None))
-            task = sender._rounds[3, "n2"].task
-            assert task is not None
-            await task
-    finally:
-        sender._pool.shutdown()
-    assert sent == [1]
-    assert caught.events == {"far.send_failed"}
-
-
-async def test_a_copy_whose_rows_cannot_be_installed_stops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for its rows for ever; neither the process nor another copy ends."""
-    stopped: list[tuple[int, Exception]] = []
-    events: Any = SimpleNamespace(quarantine=lambda partition, bug: stopped.append((partition.id, bug)))
-    receiver = TransferReceiver(cast(Any, None), cast(Any, None), cast(Any, Clock()), events)
-    monkeypatch.setattr(receiver, "_begin", fails_later)
-    receiver.perform(cast(Any, SimpleNamespace(id=3)), fx.BeginTransfer(True, "", False))
-    await receiver._tasks[3]
-    ((partition, bug),) = stopped
-    assert (partition, type(bug)) == (3, Injected)
 
 
 @pytest.mark.virtual_time
