@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from isthmus.repl.isr.epochs import EpochTable, epoch_at
+from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.metastore.counters import ID_MARGIN, PARTITIONS_COUNTER, StoredCounter, new_incarnation
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import IsthmusError
@@ -97,6 +98,7 @@ class ActorRenewal:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._renewed_ms: dict[int, int] = {}
         self._counter_task: asyncio.Task[None] | None = None
+        self._log_limit = LogLimit()
         self.renewals: list[Renewal] = []
         """The newest renewals by this node."""
         self.count = 0
@@ -197,7 +199,8 @@ class ActorRenewal:
                 except VersionConflict:
                     continue  # another change of the record was first: look again
                 except (IsthmusError, Unavailable, Ambiguous, LookupError) as error:
-                    log.warning("actor.not_renewed", partition=place.id, error=str(error))
+                    if (suppressed := self._log_limit.due(place.id)) is not None:
+                        log.warning("actor.not_renewed", partition=place.id, error=str(error), suppressed=suppressed)
                 if not place.leads:
                     break
                 await asyncio.sleep(ATTEMPT_S)
