@@ -30,7 +30,7 @@ class QueueGap(NamedTuple):
     """Changes at offsets [start, end), made between `from_ms` and `upto_ms`, some of which the queue skipped.
 
     `left_out`: at least so many were skipped; 0: not counted. `what`: discard, publishing-suspended, cleared, released,
-    offer-changed, refused."""
+    offer-changed, refused, unreadable."""
 
     start: Annotated[int, Meta(ge=0)]
     end: Annotated[int, Meta(le=OPEN)]

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from isthmus.queues.window import Window
-from isthmus.queues.window_rules import Item
+from isthmus.queues.window_rules import Item, Read, Unreadable
 from isthmus.repl.model.entry import decode_key_row
-from isthmus.repl.model.errors import CodecError
-from isthmus.repl.model.keys import segment_of
-from isthmus.repl.model.objects import is_deleted_object
+from isthmus.repl.model.errors import CodecError, Corruption, DamagedRow, IsthmusError
+from isthmus.repl.model.keys import key_hash, segment_of
+from isthmus.repl.model.objects import decode_object, is_deleted_object
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.vclock import decode_clock, of_partition, partition_prefix
 from isthmus.repl.store.port import Change, DamagedChange, Store
+from isthmus.repl.unforeseen import unforeseen
 
 _LEAVING: Final = int(ReferenceKind.LEAVING)
 _OBJECT: Final = int(ReferenceKind.OBJECT)
@@ -78,21 +79,20 @@ def size_of(store: Store, window: Window, change: Change) -> int | None:
         return None
 
 
-def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[Item | None]:
+def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[Read]:
     """The first of `items` with their objects as they are now, None for one that has vanished, until `limit_bytes` of
-    payload would be exceeded (a single larger object is still returned)."""
-    resolved: list[Item | None] = []
+    payload would be exceeded (a single larger object is still returned). An object that is damaged, or at which the
+    reading fails in a way that nobody foresaw, is Unreadable, and the others are read. Raises LocalFault when the store
+    fails."""
+    resolved: list[Read] = []
     size = 0
     for item in items:
         if not item[8]:
-            payload = store.object(item[1], item[4], item[5])
-            if payload is None:
-                resolved.append(None)
+            found = _with_object(store, item)
+            if found is None or isinstance(found, Unreadable):
+                resolved.append(found)
                 continue
-            kind = _OBJECT
-            if is_deleted_object(payload):
-                kind = _LEAVING if item[0] == _LEAVING else _TOMBSTONE
-            item = (kind, item[1], item[2], item[3], item[4], item[5], item[6], item[7], payload)
+            item = found
         length = len(item[8])
         if size and size + length > limit_bytes:
             break
@@ -101,7 +101,52 @@ def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[
     return resolved
 
 
-def read_batch(store: Store, items: Sequence[Item], limit_bytes: int) -> tuple[list[Item | None], dict[int, int]]:
+def _with_object(store: Store, item: Item) -> Read:
+    try:
+        payload = _object(store, item[1], item[4], item[5])
+    except Corruption as error:
+        return Unreadable(f"its object cannot be read: {error}", damaged=True)
+    except IsthmusError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+        bug = unforeseen.exception("queue.object_failed", error, partition=item[1], offset=item[2])
+        return Unreadable(str(bug), damaged=False)
+    if payload is None:
+        return None
+    kind = kind_of(payload, item)
+    if isinstance(kind, Unreadable):
+        return kind
+    return (kind, item[1], item[2], item[3], item[4], item[5], item[6], item[7], payload)
+
+
+def _object(store: Store, partition: int, bucket: bytes, key: bytes) -> bytes | None:
+    """The object, None when the key is gone. Raises DamagedRow when the key row has no object."""
+    payload = store.object(partition, bucket, key)
+    if payload is None:
+        hash64 = key_hash(bucket, key)
+        if store.key_row(partition, hash64, bucket, key) is not None:
+            payload = store.object(partition, bucket, key)  # it may have been written in between
+            if payload is None:
+                raise DamagedRow("its key row has no object", segment_of(hash64))
+    return payload
+
+
+def kind_of(payload: bytes, item: Item) -> int | Unreadable:
+    """The kind under which the object of a reference is sent."""
+    try:
+        if not is_deleted_object(payload):
+            return _OBJECT
+    except Exception as error:  # noqa: BLE001 -- it looks at bytes of our own store, and checks nothing
+        try:
+            decode_object(payload)
+        except CodecError as damage:
+            return Unreadable(f"its object is damaged: {damage}", damaged=True)
+        bug = unforeseen.exception("queue.object_failed", error, partition=item[1], offset=item[2])
+        return Unreadable(str(bug), damaged=False)
+    return _LEAVING if item[0] == _LEAVING else _TOMBSTONE
+
+
+def read_batch(store: Store, items: Sequence[Item], limit_bytes: int) -> tuple[list[Read], dict[int, int]]:
     """`read_objects`, and for each partition of `items` an offset above everything that was read."""
     resolved = read_objects(store, items, limit_bytes)
     return resolved, {partition: store.reach(partition) for partition in {item[1] for item in items}}

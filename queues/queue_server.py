@@ -22,7 +22,7 @@ from isthmus.queues.cursor_decisions import PublishingSuspended, PublishingUnkno
 from isthmus.queues.filters import parse_filter
 from isthmus.queues.leases import LeasedBatch
 from isthmus.queues.long_poll import LongPollWaiters, Until, wake
-from isthmus.queues.object_reader import read_batch, read_changes
+from isthmus.queues.object_reader import kind_of, read_batch, read_changes
 from isthmus.queues.queue_documents import (
     PUBLISHING,
     RATES_NOT_READ,
@@ -41,13 +41,11 @@ from isthmus.queues.rate_limit import Rates, Throttle
 from isthmus.queues.source_queue import SILENT_MS, SLOW_MS, SourceQueue
 from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
-from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item
+from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Read, Unreadable
 from isthmus.queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, Overloaded
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.objects import is_deleted_object
 from isthmus.repl.model.ports import KeyValue, TimeSource
-from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.property_digests import PropertyDifference, ScopeDigests, differences, differences_shown, types_of
 from isthmus.repl.store.port import Change, DamagedChange, Store
 from isthmus.repl.unforeseen import unforeseen
@@ -89,9 +87,6 @@ def lacking_types(bucket_types: Iterable[bytes], owner: QueueOwner | None, age_m
 
 DISCARD: Final = "discard"
 """`overflow` of a queue that discards changes at its limit."""
-
-_OBJECT: Final = int(ReferenceKind.OBJECT)
-_TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
 
 class MarkWriter(Protocol):
@@ -268,15 +263,15 @@ class QueueServer:
         while not self.machine.caught_up(batch, ends):  # noqa: ASYNC110 - rare, and apply must not search for waiters
             await asyncio.sleep(CATCH_UP_STEP_S)
 
-    async def _read_anywhere(self, batch: LeasedBatch, limit_bytes: int) -> list[Item | None]:
+    async def _read_anywhere(self, batch: LeasedBatch, limit_bytes: int) -> list[Read]:
         """The items of a bulk batch with their objects, read from the leaders of their partitions; None for one that
         does not exist, or cannot (no such bucket type). An item that could not be read leaves the batch and waits
         behind all others. From the first item that exceeds `limit_bytes` on, items are left out and wait again."""
         items = batch.items()
         keys = [Key(item[3], item[4], item[5]) for item in items]
         found = await self._kv.get_batch(keys, None, limit_bytes, waits=False)
-        resolved: list[Item | None] = []
-        unread: dict[int, IsthmusError] = {}
+        resolved: list[Read] = []
+        unread: dict[int, str] = {}
         for at, (item, payload) in enumerate(zip(items, found, strict=True)):
             if isinstance(payload, BadInput):
                 log.info("queue.reference_to_nothing", queue=self.settings.name, reason=payload.reason)
@@ -284,14 +279,17 @@ class QueueServer:
             elif isinstance(payload, Overloaded):
                 break
             elif isinstance(payload, IsthmusError):
-                unread[at] = payload
+                unread[at] = payload.reason
             elif payload is None:
                 resolved.append(None)
             else:
-                kind = _TOMBSTONE if is_deleted_object(payload) else _OBJECT
-                resolved.append((kind, *item[1:8], payload))
+                kind = kind_of(payload, item)
+                if isinstance(kind, Unreadable):
+                    unread[at] = kind.reason
+                else:
+                    resolved.append((kind, *item[1:8], payload))
         if unread:
-            reason = next(iter(unread.values())).reason
+            reason = next(iter(unread.values()))
             log.info("queue.references_unreadable", queue=self.settings.name, count=len(unread), reason=reason)
             self.machine.leases.requeue_unread(batch, unread.keys())
         if not resolved:

@@ -356,8 +356,11 @@ class QueueService:
                 unforeseen.exception("queue.window_failed", error, queue=queue.settings.name, partition=partition)
 
     async def _load_position(self, queue: QueueServer, partition: int) -> None:
-        await self._cursors.load_position(queue, partition)
-        self._go_on(queue)
+        try:
+            await self._cursors.load_position(queue, partition)
+            self._go_on(queue)
+        except Exception as error:  # noqa: BLE001 -- without a window the queue would serve nothing of this partition
+            self.begin_anew(queue, partition, error)
 
     # ---------------------------------------------------------------- fetches
 

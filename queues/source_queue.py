@@ -34,8 +34,8 @@ from isthmus.queues.leases import Counts, LeasedBatch, Leases, Part, Session, su
 from isthmus.queues.pacing import BatchPacing
 from isthmus.queues.sink_shares import SHARE_PATIENCE_MS, KeyRange, Share, SinkShares, includes
 from isthmus.queues.sink_types import SinkTypes
-from isthmus.queues.window import Window
-from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item, Ledger
+from isthmus.queues.window import UNREADABLE, Window
+from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item, Ledger, Read, Unreadable
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.ports import DamageListener, NoDamageListener
 
@@ -457,9 +457,10 @@ class SourceQueue:
             if isinstance(part.source, Window) and self._is_current(part)
         )
 
-    def resolve(self, batch: LeasedBatch, resolved: Sequence[Item | None]) -> bool:
+    def resolve(self, batch: LeasedBatch, resolved: Sequence[Read]) -> bool:
         """Take in the objects that were read for a batch: `resolved` are its first items, whole, or None for one that
-        vanished; the items beyond did not fit and are requeued. Returns whether anything is left to send."""
+        vanished; the items beyond did not fit and are requeued. One that is Unreadable becomes a gap: waiting for it
+        would in the end hold up all others. Returns whether anything is left to send."""
         if batch.id not in self.leases.batches:
             return False
         parts: list[Part] = []
@@ -483,15 +484,19 @@ class SourceQueue:
         return bool(parts)
 
     @staticmethod
-    def _resolve_part(part: Part, read: Sequence[Item | None]) -> tuple[list[int], list[Item]]:
+    def _resolve_part(part: Part, read: Sequence[Read]) -> tuple[list[int], list[Item]]:
         """What is left to send of a part, of whose first items `read` are the objects."""
         source = part.source
         places: list[int] = []
         items: list[Item] = []
         gone_places: list[int] = []
         gone_items: list[Item] = []
+        unread: list[tuple[int, Item, Unreadable]] = []
         decide = source.resolve if isinstance(source, Window) and source.has_newer_changes else None
         for place, before, found in zip(part.places, part.items, read, strict=False):
+            if isinstance(found, Unreadable):
+                unread.append((place, before, found))
+                continue
             item = found
             if decide is not None and found is not None:
                 item = decide(place, found)
@@ -505,6 +510,11 @@ class SourceQueue:
                 items.append(item)
         source.requeue(part.places[len(read) :], part.items[len(read) :])
         source.settle(gone_places, gone_items, vanished=True)
+        for place, item, why in unread:
+            assert isinstance(source, Window)
+            source.settle_refused([place], [item], UNREADABLE, why.reason)
+            if why.damaged:
+                source.damage_listener.on_damaged_row(source.partition, None)
         return places, items
 
     def _part_failed(self, part: Part, error: Exception) -> None:

@@ -20,6 +20,7 @@ States of a reference:
 
     waiting   -> in flight    taken into a batch, unless another reference of its key is in flight
     in flight -> settled      acknowledged, or its object has vanished; the cursor moves over the settled prefix
+    in flight -> settled      its object cannot be read here, or the sink refused it and keeps nothing: it is a gap
     in flight -> settled      the object read for it is sent otherwise, or came from the cluster that fetches
     in flight -> waiting      requeued; settled instead when a newer change of its key has a place of its own
 
@@ -66,6 +67,9 @@ REFUSED: Final = "refused"
 """`what` of a gap of changes that the sink refused permanently and keeps no dead letter of."""
 
 REFUSED_REASON: Final = "the other cluster refused it for good, and its node has no room for more dead letters"
+
+UNREADABLE: Final = "unreadable"
+"""`what` of a gap of changes whose objects this node cannot read."""
 
 REFILL_ROWS: Final = 1024
 """Rows of the change index read at once: about 1 ms of the read pool, two batches for a sink."""
@@ -159,7 +163,8 @@ class Window:
         """Pending gaps that end here or below are in a CURSOR entry under way."""
         self._discarding = False
         self._refused_gaps: Gaps = ()
-        """Gaps of changes that the sink refused permanently, which no CURSOR entry has yet."""
+        """Gaps of changes that the sink refused permanently, or whose objects cannot be read, which no CURSOR entry has
+        yet."""
         self._refill_goal = 0
         """`applied` when the read under way began."""
         self._tail: list[Entry] | None = []
@@ -596,12 +601,15 @@ class Window:
             self._skip_rows.clear()
         self.advance()
 
-    def settle_refused(self, places: Sequence[int], items: Sequence[Item]) -> None:
-        """Settle references of a batch that the sink refused permanently and keeps nothing of: each becomes a gap, and
-        the cursor stays below it until a CURSOR entry contains it."""
+    def settle_refused(
+        self, places: Sequence[int], items: Sequence[Item], what: str = REFUSED, reason: str = REFUSED_REASON
+    ) -> None:
+        """Settle references of a batch that the sink refused permanently and keeps nothing of, or (`what` UNREADABLE)
+        whose objects cannot be read: each becomes a gap, and the cursor stays below it until a CURSOR entry contains
+        it."""
         for item in items:
             row, time_ms = item[2], item[7]
-            gap = QueueGap(row, row + 1, time_ms, time_ms, 1, REFUSED, "", REFUSED_REASON)
+            gap = QueueGap(row, row + 1, time_ms, time_ms, 1, what, "", reason)
             self._refused_gaps = with_gap(self._refused_gaps, gap)
         self.settle(places, items)
         self.ledger.acknowledged -= len(places)

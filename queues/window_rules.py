@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, NamedTuple
 
 from isthmus.queues.filters import Filter
 
@@ -18,6 +18,17 @@ BULK_PRIORITIES: Final = (FULL_SYNC, FOLD)
 
 Item = tuple[int, int, int, bytes, bytes, bytes, bytes, int, bytes]
 """A reference as it is sent: (kind, partition, row offset, bucket type, bucket, key, origin, time ms, payload)."""
+
+
+class Unreadable(NamedTuple):
+    """Stands for an object that cannot be read: `reason` for an operator; `damaged`: its row is to be mended."""
+
+    reason: str
+    damaged: bool
+
+
+Read = Item | Unreadable | None
+"""What the reading of a reference's object gave; None: it has vanished."""
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import summarize_encoded
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
+from isthmus.repl.unforeseen import observes
 from isthmus.sink.conflicts import SiblingConflict
 from isthmus.sink.dead_letters import DeadLetter
 from isthmus.sink.scheduler import LinkName
@@ -63,14 +64,20 @@ def conflicts_of(
     name: LinkName, source: bytes, source_name: str, items: Sequence[Item], results: Sequence[PushResult], now_ms: int
 ) -> list[SiblingConflict]:
     """Conflicts of the changes of a batch that were concurrent with objects here, where the leaders report those."""
-    return [
-        SiblingConflict(
-            now_ms, name.queue, name.peer, source, source_name, Key(item[3], item[4], item[5]), result.met.clock,
-            summarize_encoded(item[8]).clock, result.met.siblings,
-        )
-        for item, result in zip(items, results, strict=True)
-        if result.met is not None
-    ]  # fmt: skip
+    found = (_conflict_of(name, source, source_name, *each, now_ms) for each in zip(items, results, strict=True))
+    return [one for one in found if one is not None]
+
+
+@observes("sink.conflict_unnoted")
+def _conflict_of(
+    name: LinkName, source: bytes, source_name: str, item: Item, result: PushResult, now_ms: int
+) -> SiblingConflict | None:
+    if result.met is None:
+        return None
+    return SiblingConflict(
+        now_ms, name.queue, name.peer, source, source_name, Key(item[3], item[4], item[5]), result.met.clock,
+        summarize_encoded(item[8]).clock, result.met.siblings,
+    )  # fmt: skip
 
 
 class SourceCounters:

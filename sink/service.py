@@ -292,6 +292,9 @@ class Sink:
         except IsthmusError as error:
             log.debug("sink.discovery_unanswered", peer=url, error=str(error))
             return None
+        except Exception as error:  # the other seeds' answers count all the same
+            unforeseen.exception("sink.discovery_bug", error, peer=url)
+            return None
         seeds = list(self._seeds.items())  # a copy: the loop may change it
         expected = {seed.cluster_name for name, seed in seeds if name.peer == url and seed.cluster_name}
         if answer.cluster == self._local.cluster or (expected and answer.cluster_name not in expected):

@@ -261,10 +261,20 @@ class Slot:
         except TimeoutError:
             late = OutcomeUnknown(f"this cluster gave no answer to a push within {PUSH_TIMEOUT_S:g} s")
             return [PushResult(PushOutcome.FAILED, late)] * len(items)
-        except Exception as error:
-            # A bug must neither lose a batch nor stop a link: it is logged, and the batch comes again.
-            unforeseen.exception("sink.push_bug", error, queue=self.link.name.queue, peer=self.link.name.peer)
-            return [PushResult(PushOutcome.FAILED, OutcomeUnknown(f"a fault in this program: {error!r}"))] * len(items)
+        except Exception as error:  # noqa: BLE001 -- it must neither lose a batch nor stop a link
+            name = self.link.name
+            bug = unforeseen.exception("sink.push_bug", error, queue=name.queue, peer=name.peer, changes=len(items))
+            if len(items) == 1:
+                return [PushResult(PushOutcome.FAILED, OutcomeUnknown(str(bug)))]
+            return await self._push_halves(reply, taken_ms)
+
+    async def _push_halves(self, reply: FetchReply, taken_ms: int) -> Sequence[PushResult]:
+        """Push a batch that failed for a reason that nobody foresaw in two halves: so the one item that has the reason
+        is the only one that fails. What an earlier try stored is stored once, as of every batch that comes again.
+        Ends with the lease at the latest."""
+        items, middle = reply.items, len(reply.items) // 2
+        first = await self._push(reply._replace(items=items[:middle]), taken_ms)
+        return [*first, *await self._push(reply._replace(items=items[middle:]), taken_ms)]
 
     async def _keep_rejected(
         self, reply: FetchReply, results: Sequence[PushResult]
@@ -276,7 +286,9 @@ class Slot:
         letters = dead_letters(name, reply.cluster, reply.cluster_name, reply.items, results, now_ms)
         try:
             left_out = set(await asyncio.to_thread(self._context.letters.add, letters)) if letters else set()
-        except LocalFault as error:
+        except Exception as error:  # noqa: BLE001 -- the other changes of the batch are acknowledged all the same
+            if not isinstance(error, LocalFault):
+                error = unforeseen.exception("sink.dead_letters_bug", error, queue=name.queue, peer=name.peer)
             refused = PushResult(PushOutcome.FAILED, error)
             return [refused if r.outcome is PushOutcome.REJECTED else r for r in results], ()
         rejected = [at for at, r in enumerate(results) if r.outcome is PushOutcome.REJECTED and r.error is not None]

@@ -33,6 +33,7 @@ from isthmus.aae.trees.tree import BRANCH_COUNT, Hashes
 from isthmus.config.text import clause, quantity
 from isthmus.repl.model.errors import IsthmusError, Retryable
 from isthmus.repl.model.keys import key_hash
+from isthmus.repl.unforeseen import unforeseen
 
 TIMEOUT_MS: Final = 30_000
 """Time-out of a request to a node, which reads the rows of many segments from disk."""
@@ -116,6 +117,9 @@ class ClusterTrees:
                 return wire.decode_applied(await self._rpc.request(node, APPLIED, body, APPLIED_TIMEOUT_MS))
             except IsthmusError:
                 return []
+            except Exception as error:
+                unforeseen.exception("fullsync.answer_failed", error, peer=node)
+                return []
 
         found = await asyncio.gather(*(of(node) for node in self._members.nodes()))
         trees = [*self._local.applied(bucket_type), *(tree for one in found for tree in one)]
@@ -170,6 +174,8 @@ async def _try(node: str, answer: Awaitable[Response], responses: list[Response]
         responses.append(await answer)
     except IsthmusError as error:
         unreachable.append(f"{node}: {error}")
+    except Exception as error:  # noqa: BLE001 -- this node's answer is missing; the others' are awaited all the same
+        unreachable.append(f"{node}: {unforeseen.exception('fullsync.answer_failed', error, peer=node)}")
 
 
 def _cut(rows: Sequence[ComparedRow], segments: Sequence[int], shift: int) -> RowsResponse:

@@ -34,6 +34,7 @@ from isthmus.aae.trees.tree import Hashes
 from isthmus.config.text import clause, quantity
 from isthmus.repl.model.errors import IsthmusError, Retryable
 from isthmus.repl.model.keys import SEGMENT_BITS
+from isthmus.repl.unforeseen import unforeseen
 
 T = TypeVar("T")
 
@@ -126,6 +127,9 @@ async def run(
         )
     except IsthmusError as error:
         return ExchangeOutcome(ExchangeVerdict.ERROR, f"{findings.state}: {error}", findings, retryable=True)
+    except Exception as error:  # noqa: BLE001 -- the other bucket types are compared all the same
+        bug = unforeseen.exception("fullsync.exchange_failed", error, bucket_type=scope.bucket_type)
+        return ExchangeOutcome(ExchangeVerdict.ERROR, f"{findings.state}: {bug}", findings, retryable=True)
     return ExchangeOutcome(verdict, _reason(verdict, findings, scope.both_ways), findings)
 
 
@@ -257,3 +261,5 @@ async def _try(answer: Awaitable[T]) -> T | IsthmusError:
         return await answer
     except IsthmusError as error:
         return error
+    except Exception as error:  # noqa: BLE001 -- the other side's answer is awaited all the same
+        return unforeseen.exception("fullsync.exchange_failed", error)

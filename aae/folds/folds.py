@@ -21,11 +21,12 @@ from xxhash import xxh64_intdigest
 
 from isthmus.aae.ports import LedPartition, LocalReplicas
 from isthmus.repl.model.entry import KeyRow, decode_key_row
-from isthmus.repl.model.errors import CodecError, NotLeader, Overloaded
+from isthmus.repl.model.errors import CodecError, Corruption, IsthmusError, NotLeader, Overloaded
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.model.ports import DamageListener, NoDamageListener
 from isthmus.repl.store.port import Snapshot, Store
 from isthmus.repl.store.rows import bucket_head
+from isthmus.repl.unforeseen import unforeseen
 
 ROWS_MAX: Final = 20_000
 """Rows read for one page: about 50 ms of a core."""
@@ -232,8 +233,14 @@ class Folds:
                         page.refused[UNREADABLE] += 1
                         damaged.add(segment_of(key_hash(bucket, key)))
                     continue
-                if _in_scope(request.scope, bucket, key, row):
-                    self._process(request, page, acts, snapshot, bucket, key, row)
+                try:
+                    if _in_scope(request.scope, bucket, key, row):
+                        self._process(request, page, acts, snapshot, bucket, key, row)
+                except IsthmusError:
+                    raise
+                except Exception as error:  # noqa: BLE001 -- the other rows are read all the same
+                    bug = unforeseen.exception("fold.row_failed", error, partition=led.partition, fold=request.kind)
+                    page.refused[f"{bug.reason}: {bug}"] += 1
         return page, acts, damaged
 
     def _rows(
@@ -342,7 +349,10 @@ def _count(page: Page, row: KeyRow) -> None:
 
 
 def _damage_note(snapshot: Snapshot, bucket: bytes, key: bytes, row: KeyRow) -> str:
-    data = snapshot.object(bucket, key)
+    try:
+        data = snapshot.object(bucket, key)
+    except Corruption as error:
+        return f"its object cannot be read: {error}"
     if data is None:
         return "the key row has no object"
     if xxh64_intdigest(data) != row.hash64:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 
 from isthmus.aae.exchange.exchange import PROVING, ExchangeVerdict, Findings
+from isthmus.aae.exchange.run import ExchangeOutcome
 from isthmus.aae.ports import Members, PeerAccess, QueueTypes
 from isthmus.aae.scheduling.alarm import Alarm
 from isthmus.aae.scheduling.check import CONCLUSIVE, PeerCheck, PeerChecker
@@ -54,7 +55,7 @@ from isthmus.aae.scheduling.schedule import (
     widened,
 )
 from isthmus.config.settings import ALL_TYPES, FullSyncSettings
-from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady, Retryable
+from isthmus.repl.model.errors import BadInput, InternalError, IsthmusError, LocalFault, NotReady, Retryable
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.unforeseen import unforeseen
 
@@ -403,13 +404,22 @@ class CheckScheduler:
     ) -> list[CheckResult]:
         """The checks for which `_reserve` was called; `before`: the retry that this is."""
         results: list[CheckResult] = []
+        failure: Exception | None = None
         try:
             for peer in filter(None, map(self.peers.get, names)):
                 self._reserved_by = peer.settings.name
-                results += await self._check(peer, kind, by, times, before)
+                try:
+                    results += await self._check(peer, kind, by, times, before)
+                except IsthmusError as error:
+                    log.error("fullsync.check_ended", peer=peer.settings.name, error=str(error))
+                    failure = error
+                except Exception as error:  # noqa: BLE001 -- the other peers are compared all the same
+                    failure = unforeseen.exception("fullsync.bug", error, peer=peer.settings.name)
         finally:
             self.running, self._reserved_by = None, ""
             self.arm()
+        if by and failure is not None and len(names) == 1:
+            raise failure
         return results
 
     async def _check(
@@ -486,7 +496,13 @@ class CheckScheduler:
     async def _check_type(self, peer: PeerState, check: PeerCheck, findings: Findings) -> CheckResult:
         began = self._time.now_ms()
         pending = await self._begin_proof(peer, check)
-        outcome = await peer.checker.check(check, findings)
+        try:
+            outcome = await peer.checker.check(check, findings)
+        except IsthmusError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- the other bucket types are compared all the same
+            bug = unforeseen.exception("fullsync.bug", error, peer=peer.settings.name, bucket_type=check.bucket_type)
+            outcome = ExchangeOutcome(ExchangeVerdict.ERROR, str(bug), findings, retryable=True)
         # Trees are compared whole, whatever the check's times. A check that asks the other side for repairs may queue
         # such keys alone, and then proves as much as one that does not.
         proven = outcome.verdict in PROVING or (
@@ -623,5 +639,6 @@ class CheckScheduler:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            unforeseen.exception("fullsync.bug", error)
+        if task.cancelled() or (error := task.exception()) is None or isinstance(error, InternalError):
+            return  # the last was noted where it was caught
+        unforeseen.exception("fullsync.bug", error)

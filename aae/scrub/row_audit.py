@@ -143,8 +143,11 @@ class Scrubber:
         suspects, self._suspects = self._suspects, {}
         for partition in {partition for partition, _ in suspects}:
             segments = sorted(s for p, s in suspects if p == partition)
-            found += await self._confirmed(partition, segments)
-            await self._repair.repair_contradicting(partition, segments)
+            try:
+                found += await self._confirmed(partition, segments)
+                await self._repair.repair_contradicting(partition, segments)
+            except Exception as error:
+                unforeseen.exception("trees.audit_bug", error, partition=partition)
         return found
 
     async def check_next_range(self, partition: int) -> list[int]:

@@ -12,6 +12,7 @@ from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.findings import findings_document
 from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.unforeseen import unforeseen
 
 FRESH_MS: Final = 1_000
 """How long the answer is given again: six questions to all nodes are asked once for all readers, as many dashboards as
@@ -70,3 +71,5 @@ async def _answer_of(document: Document) -> dict[str, Any] | str:
         return await document()
     except IsthmusError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001 -- the findings of the other documents are shown all the same
+        return str(unforeseen.exception("findings.document_failed", error))

@@ -10,8 +10,6 @@ from collections.abc import Coroutine, Iterator, Mapping
 from time import perf_counter
 from typing import Any, Final, Protocol
 
-import structlog
-
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.batch import BatchRoutes
 from isthmus.node.client_api.cluster_routes import NO_ADDRESSES, ClientAddresses, leader_headers
@@ -42,8 +40,7 @@ from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.telemetry import Family, Sample
-
-log = structlog.get_logger(__name__)
+from isthmus.repl.unforeseen import unforeseen
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_http_requests_total": Family(
@@ -197,7 +194,7 @@ class ClientApi(HttpApplication):
         if isinstance(error, IsthmusError):
             refused = self.refused(error, request.method)
         else:
-            log.exception("http.bug", method=request.method, path=shown_path(request.raw_path))
+            unforeseen.exception("http.bug", error, method=request.method, path=shown_path(request.raw_path))
             refused = self.refused(internal_error(), request.method)
         self.durations.series(route, request.method, refused.status).add(perf_counter() - began_s)
         return in_asked_form(refused, request.headers)

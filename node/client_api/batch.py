@@ -21,6 +21,7 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, Overloaded, clear_
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import KeyValue
 from isthmus.repl.model.requests import Isolation, WriteRequest, WriteResult
+from isthmus.repl.unforeseen import unforeseen
 
 TURN_ITEMS: Final = 256
 """Items handled before other requests run: about a millisecond of the event loop."""
@@ -82,6 +83,8 @@ class BatchRoutes:
                 write = form.write_request(item, limit)
             except BadInput as error:
                 answers[slot] = answer_form.refused(clear_traceback(error))
+            except Exception as error:  # noqa: BLE001 -- see the module's docstring
+                answers[slot] = answer_form.refused(unforeseen.exception("batch.item_failed", error))
             else:
                 writes.append(write)
                 slots.append(slot)
@@ -113,6 +116,8 @@ class BatchRoutes:
                 key, isolation = form.key(item)
             except BadInput as error:
                 answers[slot] = answer_form.refused(clear_traceback(error))
+            except Exception as error:  # noqa: BLE001 -- see the module's docstring
+                answers[slot] = answer_form.refused(unforeseen.exception("batch.item_failed", error))
             else:
                 slots, keys = asked.setdefault(isolation, ([], []))
                 slots.append(slot)
@@ -154,6 +159,8 @@ def _read(form: BatchForm, result: bytes | IsthmusError | None) -> Any:
         return form.refused(clear_traceback(result)) if isinstance(result, IsthmusError) else form.found(result)
     except IsthmusError as error:
         return form.refused(clear_traceback(error))
+    except Exception as error:  # noqa: BLE001 -- see the module's docstring
+        return form.refused(unforeseen.exception("batch.item_failed", error))
 
 
 def _reply(form: BatchForm, answers: Sequence[Any], more: Headers) -> Reply:

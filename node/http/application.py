@@ -494,7 +494,7 @@ class HttpApplication:
                 self._late.add(closing)
                 closing.add_done_callback(self._late.discard)
         elif not isinstance(error, IsthmusError | UnreadBody | ClientGone):
-            log.error("http.bug", exc_info=error)
+            unforeseen.exception("http.late_bug", error)
 
     async def _handled(self, match: Match[RoutedHandler], request: Request) -> Reply | Stream:
         """Call the handler, unless the query has parameters that the route does not have: a part of the act, so that

@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from struct import Struct
 from typing import Any, Final, Protocol
 
-import structlog
-
 from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.errors import CodecError, IsthmusError
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.unforeseen import unforeseen
 
 METHOD: Final = "clock"
 
@@ -28,8 +27,6 @@ TIMEOUT_MS: Final = 2_000
 """A slower answer would tell the clock to no better than a second, which is the limit above which it is wrong."""
 
 _WALL: Final = Struct("<q")
-
-log = structlog.get_logger(__name__)
 
 
 class NodeRequests(Protocol):
@@ -83,8 +80,8 @@ class ClockWatch:
         while True:
             try:
                 await self.measure()
-            except Exception:
-                log.exception("clock.bug")  # the next round goes on
+            except Exception as error:  # the next round goes on
+                unforeseen.exception("clock.bug", error)
             await asyncio.sleep(POLL_S)
 
     async def measure(self) -> None:
@@ -97,6 +94,9 @@ class ClockWatch:
             (wall_ms,) = _unpacked(await self._links.request(node, METHOD, b"", TIMEOUT_MS))
         except IsthmusError:
             return  # away, or of an earlier version: its clock is not known
+        except Exception as error:  # the other nodes' clocks are measured all the same
+            unforeseen.exception("clock.bug", error, peer=node)
+            return
         self.nodes.answered(node, wall_ms, self._time.now_ms() - asked_ms)
 
     def skew_ms(self, peer_urls: Collection[str]) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from isthmus.repl.model.errors import CodecError, IsthmusError
+from isthmus.repl.unforeseen import unforeseen
 
 TIMEOUT_MS: Final = 2_000
 """How long a node may take to answer. An operator's request waits for the slowest node; a loaded node answers in some
@@ -145,6 +146,10 @@ class ClusterQuery:
                 return await self.ask_one(query, request, node, timeout_ms=timeout_ms)
             except IsthmusError as error:
                 unknown[node] = f"{error.reason}: {error}"
+                return None
+            except Exception as error:  # noqa: BLE001 -- the other nodes' answers are shown all the same
+                bug = unforeseen.exception("query.failed", error, peer=node, method=query.method)
+                unknown[node] = f"{bug.reason}: {bug}"
                 return None
 
         answers = await asyncio.gather(*(answer_of(node) for node in names))

@@ -38,8 +38,6 @@ from isthmus.sink.service import Sink
 
 log = structlog.get_logger(__name__)
 
-"""Cluster uuid and partition; an actor of another length is not Isthmus'."""
-
 assert EPOCH_BITS + OFFSET_BITS == 64
 
 

@@ -18,7 +18,7 @@ from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.service import QueueService
 from isthmus.queues.window_rules import BULK_PRIORITIES, FOLD, FULL_SYNC
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
-from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.errors import CodecError, IsthmusError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE
 from isthmus.repl.model.ports import KeyValue, TimeSource
@@ -142,6 +142,13 @@ class FoldActionsImpl(FoldActions):
 
     async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
         """See FoldActions."""
-        answers = await self._kv.write_batch([WriteRequest(key, TOMBSTONE, decode_clock(clock)) for key, clock in keys])
-        refused = Counter(f"{a.reason}: {a}" for a in answers if isinstance(a, IsthmusError))
-        return len(answers) - refused.total(), refused
+        writes: list[WriteRequest] = []
+        refused: Counter[str] = Counter()
+        for key, clock in keys:
+            try:
+                writes.append(WriteRequest(key, TOMBSTONE, decode_clock(clock)))
+            except CodecError as error:  # the clock of a damaged key row
+                refused[f"{error.reason}: {error}"] += 1
+        answers = await self._kv.write_batch(writes) if writes else []
+        refused.update(f"{a.reason}: {a}" for a in answers if isinstance(a, IsthmusError))
+        return len(keys) - refused.total(), refused

@@ -24,7 +24,7 @@ import structlog
 from isthmus.repl.coordinator.forwarded_requests import DirectHandler, ForwardedRequests, Handler
 from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.listing import Listing
-from isthmus.repl.coordinator.reads import Reads, answer_bytes, confirm_refusals, not_led
+from isthmus.repl.coordinator.reads import Reads, another_actor, answer_bytes, confirm_refusals, not_led
 from isthmus.repl.coordinator.round_gate import RoundGate
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.upcoming_leadership import UpcomingLeaderships
@@ -200,10 +200,10 @@ class Coordinator:
         applied."""
         self._gate = RoundGate(runtime.rounds, self._loop, self._take)
         self.unreplicated: UnreplicatedCheck = never_unreplicated
+        """Set by the node once its source queues exist."""
         self.on_ahead: Callable[[Partition, int], bool] = lambda _partition, _counter: False
         """Whether the partition takes another actor, since a push names this counter of its current one
         (`repl.runtime.actor_renewal`)."""
-        """Set by the node once its source queues exist."""
         self._metrics = CoordinatorMetrics()
         runtime.listeners.add(self)
 
@@ -547,7 +547,7 @@ class Coordinator:
         runtime = self._runtime
         partition = runtime.partitions[partition_id]
         if partition.overtaken_actor == partition.actor:
-            _refuse(shares, _another_actor(partition))
+            _refuse(shares, another_actor(partition))
             return
         batch = WriteBatch(
             partition,
@@ -565,7 +565,7 @@ class Coordinator:
             pending.append(PendingBatch(end, waiter, slots))
         self._metrics.count_batch(batch)
         if batch.ahead_counter and self.on_ahead(partition, batch.ahead_counter):
-            again = _another_actor(partition)
+            again = another_actor(partition)
             for _, waiter, slots, _ in shares:
                 for slot in slots:
                     if isinstance(waiter.results[slot], ForgedClock):
@@ -608,14 +608,6 @@ class Coordinator:
     def metrics(self) -> list[Sample]:
         """Samples of items since start: by kind, forwarded, refused by reason; reads by isolation."""
         return [*self._metrics.samples(), *self._reads.samples(), *self._forwarder.samples()]
-
-
-def _another_actor(partition: Partition) -> NotReady:
-    """The refusal while a partition takes another actor, which takes as long as an election."""
-    return NotReady(
-        f"partition {partition.id}: another cluster holds writes of this one that its log lacks; nothing is written "
-        "until it has a new actor"
-    )
 
 
 def _refuse(shares: Sequence[_LocalPart], error: IsthmusError) -> None:

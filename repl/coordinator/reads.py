@@ -51,6 +51,14 @@ def not_led(runtime: Runtime, routes: RoutingTable, partition_id: int) -> Isthmu
     return NotReady(f"partition {partition_id} has no serving leader: {why}")
 
 
+def another_actor(partition: Partition) -> NotReady:
+    """The refusal of entries with dots while a partition takes another actor, which takes as long as an election."""
+    return NotReady(
+        f"partition {partition.id}: another cluster holds writes of this one that its log lacks; nothing is written "
+        "until it has a new actor"
+    )
+
+
 def _needs_confirmation(result: object) -> bool:
     return isinstance(result, IsthmusError) and result.needs_confirmation
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import msgpack
 import structlog
 
-from isthmus.repl.coordinator.reads import not_led
+from isthmus.repl.coordinator.reads import another_actor, not_led
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.write_batch import CurrentVersion, WriteBatch, WriteLimits
 from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, KeyRow, decode_key_row
@@ -423,6 +423,8 @@ class Reaper:
         """Append the entries. Raises Retryable when nothing was appended."""
         if not batch.entries:
             return
+        if partition.overtaken_actor == partition.actor:
+            raise another_actor(partition)  # a tombstone, too, would claim to have seen what was lost
         refused = self._runtime.append(partition, batch.entries, self._runtime.time.now_ms())
         if refused is not None:
             raise refused

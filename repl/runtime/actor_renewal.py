@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from isthmus.repl.isr.epochs import EpochTable, epoch_at
+from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.metastore.counters import ID_MARGIN, PARTITIONS_COUNTER, StoredCounter, new_incarnation
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import IsthmusError
@@ -41,6 +42,10 @@ an election a minute, not more. Within the pause such counters are refused as fo
 ATTEMPT_S: Final = 1.0
 """Pause between two attempts to write the record."""
 
+PARTITION_ID_LIMIT: Final = (1 << 32) - 2 * ID_MARGIN
+"""Ids from here on are not believed to be of lost partitions: raised above them, the counter would have no id left for
+the next bucket types. Whoever may write in another cluster can forge a clock that names one."""
+
 KEPT_MAX: Final = 64
 """Renewals that are kept for findings."""
 
@@ -56,8 +61,8 @@ def explained(counter: int, epoch: int, table: EpochTable, log_start: int, leo: 
 
 
 def renewed(record: PartitionRecord, incarnation: int, reason: str) -> PartitionRecord:
-    """The record with another incarnation, in an election that its leader should win. One more lineage: offsets from
-    before may now belong to other entries."""
+    """The record with another incarnation, in an election that its leader should win. The lineage stays: it counts
+    what operators went on without, and this election loses nothing."""
     return replace(
         record,
         status=PartitionStatus.ELECTION,
@@ -65,7 +70,6 @@ def renewed(record: PartitionRecord, incarnation: int, reason: str) -> Partition
         candidate=None,
         tried=frozenset(),
         preferred=None if record.leader is None else record.leader.node,
-        lineage=record.lineage + 1,
         incarnation=incarnation,
         reason=reason,
     )
@@ -94,6 +98,7 @@ class ActorRenewal:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._renewed_ms: dict[int, int] = {}
         self._counter_task: asyncio.Task[None] | None = None
+        self._log_limit = LogLimit()
         self.renewals: list[Renewal] = []
         """The newest renewals by this node."""
         self.count = 0
@@ -113,7 +118,7 @@ class ActorRenewal:
             if parts is None or parts.cluster_uuid != self._runtime.cluster_uuid:
                 continue
             place = self._runtime.partitions.get(parts.partition)
-            if place is None:
+            if place is None and parts.partition < PARTITION_ID_LIMIT:
                 unknown = max(unknown, parts.partition)
             before = self._told.get(actor)
             if before is None and len(self._told) >= TOLD_MAX:
@@ -167,37 +172,42 @@ class ActorRenewal:
         task.add_done_callback(lambda done: self._ended(place.id, done))
 
     def _ended(self, partition: int, task: asyncio.Task[None]) -> None:
-        del self._tasks[partition]
+        if self._tasks.get(partition) is task:  # cancelled before it began
+            del self._tasks[partition]
         if not task.cancelled() and (bug := task.exception()) is not None:
             unforeseen.exception("actor.renewal_bug", bug, partition=partition)
 
     async def _renew(self, place: Partition, counter: int, cluster: str) -> None:
-        """Write the record with another incarnation, as long as this node leads and its log lacks `counter`."""
+        """Write the record with another incarnation, as long as this node leads and its log lacks `counter`. Where the
+        record names another leader, it is asked again until this node knows that, too, or leads again."""
         place.overtaken_actor = actor = place.actor
+        incarnation = new_incarnation()
+        at, of = counter >> OFFSET_BITS, offset_of(counter)
+        reason = f"{cluster} holds a write of epoch {at} at offset {of} that this log lacks: a new actor"
         try:
             while place.actor == actor:
                 try:
                     await self._runtime.committed(place)
                     if place.actor != actor or self._unexplained(place) is None:
-                        return
+                        break
                     record = await self._metastore.synced_record(place.id)
                     leader = record.leader
-                    if leader is None or leader.node != self._runtime.node or record.epoch != place.replica.epoch:
+                    if leader is not None and leader.node == self._runtime.node and record.epoch == place.replica.epoch:
+                        await self._metastore.write_record(renewed(record, incarnation, reason), ())
+                        self._note(place.id, counter, cluster)
                         return
-                    at, of = counter >> OFFSET_BITS, offset_of(counter)
-                    reason = f"{cluster} holds a write of epoch {at} at offset {of} that this log lacks: a new actor"
-                    await self._metastore.write_record(renewed(record, new_incarnation(), reason), ())
                 except VersionConflict:
                     continue  # another change of the record was first: look again
                 except (IsthmusError, Unavailable, Ambiguous, LookupError) as error:
-                    if not place.leads:
-                        return
-                    log.warning("actor.not_renewed", partition=place.id, error=str(error))
-                    await asyncio.sleep(ATTEMPT_S)
-                else:
-                    self._note(place.id, counter, cluster)
-                    return
+                    if (suppressed := self._log_limit.due(place.id)) is not None:
+                        log.warning("actor.not_renewed", partition=place.id, error=str(error), suppressed=suppressed)
+                if not place.leads:
+                    break
+                await asyncio.sleep(ATTEMPT_S)
+            if place.replica.record is not None and place.replica.record.incarnation == incarnation:
+                self._note(place.id, counter, cluster)  # the outcome of the write was unknown: it was done
         finally:
+            del self._tasks[place.id]
             if place.overtaken_actor == actor == place.actor and self._unexplained(place) is None:
                 place.overtaken_actor = b""
 

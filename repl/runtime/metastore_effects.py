@@ -28,6 +28,7 @@ from isthmus.repl.runtime.patience import once_possible
 from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.storage.identity import NodeIdentity
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -116,6 +117,10 @@ class MetastoreEffects:
             except LocalFault as error:
                 self._events.fail(error)
                 return
+            except Exception as bug:  # noqa: BLE001 - nothing says which epochs are durable
+                for partition, _, _ in pending.values():
+                    self._events.quarantine(partition, bug)
+                continue
             for partition, epoch, _ in pending.values():
                 self._events.dispatch(partition, ev.EpochPersisted(epoch))
 
@@ -135,6 +140,9 @@ class MetastoreEffects:
                 await self._registrar.register()
             except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:  # never this disk's fault
                 log.warning("identity.gen_waits", partition=partition.id, error=str(error))
+                await asyncio.sleep(RETRY_MS / 1000)
+            except Exception as bug:
+                unforeseen.exception("identity.gen_bug", bug, partition=partition.id)
                 await asyncio.sleep(RETRY_MS / 1000)
             else:
                 break
@@ -168,6 +176,10 @@ class MetastoreEffects:
                 self._withheld_unregistered = True
                 log.warning("identity.copy_is_withheld_later", error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
+            except Exception as bug:
+                self._withheld_unregistered = True
+                unforeseen.exception("identity.withhold_bug", bug)
+                await asyncio.sleep(RETRY_MS / 1000)
 
     # -- the metastore ------------------------------------------------------------------------------
 
@@ -187,6 +199,9 @@ class MetastoreEffects:
             event = ev.WriteOutcomeUnknown(record.version)
         except IsthmusError as error:
             log.warning("isr.record_not_written", partition=partition.id, error=str(error))
+            event = ev.WriteOutcomeUnknown(record.version)
+        except Exception as bug:  # the core would wait for its answer for ever
+            unforeseen.exception("isr.write_bug", bug, partition=partition.id)
             event = ev.WriteOutcomeUnknown(record.version)
         finally:
             del self._write_tasks[partition.id]
@@ -218,6 +233,9 @@ class MetastoreEffects:
                     continue
                 except IsthmusError as error:
                     log.warning("isr.record_not_read", partition=partition.id, error=str(error))
+                    continue
+                except Exception as bug:
+                    unforeseen.exception("isr.read_bug", bug, partition=partition.id)
                     continue
                 self._events.dispatch(partition, ev.RecordSynced(nonce, record))
         finally:

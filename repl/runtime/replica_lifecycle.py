@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import structlog
@@ -45,6 +46,7 @@ from isthmus.repl.runtime.storage import Storage
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -189,9 +191,13 @@ class ReplicaOpener:
                 log.warning("attaching.waits", partitions=sorted(fresh), error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
-            opened = [self.open(record) for _, record in sorted(fresh.items())]
-            for partition in fresh:
+            opened = []
+            for partition, record in sorted(fresh.items()):
                 del self._opening[partition]
+                try:
+                    opened.append(self.open(record))
+                except Exception as bug:  # tried again each second; the other copies are opened
+                    unforeseen.exception("attaching.copy_bug", bug, partition=partition)
             self._start(opened)
 
     def _start(self, opened: list[Partition]) -> None:
@@ -274,13 +280,20 @@ class ReplicaRemover:
             self._task = asyncio.get_running_loop().create_task(self._remove(due))
 
     async def _remove(self, due: list[Partition]) -> None:
+        steps = [(partition.id, partial(self._confirm_and_condemn, partition)) for partition in due]
+        for number, step in steps:
+            await self._alone(number, step)
+        for number in self._identity.condemned():
+            await self._alone(number, partial(self._delete, number))
+
+    async def _alone(self, partition: int, step: Callable[[], Awaitable[None]]) -> None:
+        """A step of one copy. What nobody foresaw leaves this copy as it is, for the next turn, and no other."""
         try:
-            for partition in due:
-                await self._confirm_and_condemn(partition)
-            for number in self._identity.condemned():
-                await self._delete(number)
+            await step()
         except (IsthmusError, OSError) as error:
             self._events.fail(error)
+        except Exception as bug:
+            unforeseen.exception("clearing.bug", bug, partition=partition)
 
     async def _confirm_and_condemn(self, partition: Partition) -> None:
         """Condemn a copy if the metastore's record still does not name it; keep it when the record cannot be read."""

@@ -27,6 +27,7 @@ from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.runtime.unapplied import wire_bytes
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -137,6 +138,10 @@ class ReplicationSender:
             await asyncio.sleep(SHORT_PAUSE_S)
         except (LocalFault, OSError) as error:
             self._events.fail(error)
+        except Exception as bug:  # as if the effects had been lost
+            self.dropped += 1 + len(queue.waiting)
+            unforeseen.exception("outbox.bug", bug, partition=partition.id)
+            await asyncio.sleep(SHORT_PAUSE_S)
         finally:
             if self._queues.get(key) is queue:
                 del self._queues[key]

@@ -100,6 +100,8 @@ class TransferReceiver:
                     await self._end(partition, effect)
         except (IsthmusError, OSError) as error:
             self._events.fail(error)
+        except Exception as bug:  # noqa: BLE001 - nothing says which rows are here
+            self._events.quarantine(partition, bug)
 
     async def _begin(self, partition: Partition, empty: bool, reason: str, *, again: bool) -> None:
         mending = self._storage.mending

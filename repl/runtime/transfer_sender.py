@@ -30,6 +30,7 @@ from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.store.port import REAPED, Snapshot, StateChunk, Store, TransferChunk
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +73,12 @@ class _Round:
         """The follower's log end, as last acknowledged."""
         self.end = 0
         """The snapshot's applied offset: where the log is pinned."""
+
+    def drop_snapshot(self) -> None:
+        """The next chunk is read from a new one."""
+        if self.snapshot is not None:
+            self.snapshot.close()
+            self.snapshot = self.ahead = None
 
 
 class TransferSender:
@@ -131,6 +138,9 @@ class TransferSender:
             log.warning("far.short", partition=partition.id, peer=to, error=str(error))
         except (LocalFault, OSError) as error:
             self._events.fail(error)
+        except Exception as bug:  # as if the answer had been lost
+            unforeseen.exception("far.send_bug", bug, partition=partition.id, peer=to)
+            round_.drop_snapshot()
         finally:
             round_.task = None
 
@@ -138,9 +148,7 @@ class TransferSender:
         """Report the row and pause; a new snapshot then has the row as it was mended."""
         self.rows_unreadable += 1
         log.error("far.row_unreadable", partition=partition, peer=to, error=str(error))
-        if round_.snapshot is not None:
-            round_.snapshot.close()
-            round_.snapshot = round_.ahead = None
+        round_.drop_snapshot()
         self.damage_listener.on_damaged_row(partition, error.segment if isinstance(error, DamagedRow) else None)
         await asyncio.sleep(UNREADABLE_PAUSE_S)
 

@@ -43,6 +43,10 @@ class FakeStore:
         self.reads += 1
         return self.objects.get((partition, key))
 
+    def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:
+        """Whether the key has one: nobody looks into it."""
+        return b"row" if (partition, key) in self.objects else None
+
     def cursor(self, partition: int, queue: bytes) -> Cursor:
         offset, entry = self.cursor_entries.get((partition, queue), (NO_OFFSET, None))
         return Cursor(offset, entry, self.soft.get((partition, queue)))

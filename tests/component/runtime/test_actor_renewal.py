@@ -7,18 +7,23 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from isthmus.node.services.cluster_status import unclean_elections
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.coordinator.write_batch import ForgedClock
 from isthmus.repl.metastore.counters import ID_MARGIN, PARTITIONS_COUNTER
+from isthmus.repl.metastore.port import Ambiguous
 from isthmus.repl.model.keys import SEGMENT_COUNT, Key
 from isthmus.repl.model.objects import Content, decode_object, encode_object, write
+from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import MAX_EPOCH, actor_of, decode_clock, pack_counter
-from isthmus.repl.runtime import held_counters
+from isthmus.repl.runtime import actor_renewal, held_counters
 from isthmus.repl.runtime.actor_renewal import ActorRenewal, ClusterWitness, explained
 from isthmus.repl.runtime.partition import Partition
 from tests.support.memory_metastore import MemoryEnsemble
@@ -122,6 +127,7 @@ async def test_a_cluster_put_back_by_snapshots_writes_as_another_actor(
         assert {a: c for a, c, _ in fresh}[actor_of(UUID, partition)] < lost[0][1]
         assert [(made.partition, made.cluster) for made in renewal.renewals] == [(partition, "west")]
         assert all(east.controller.records[p].incarnation == 0 for p in others)
+        assert unclean_elections(east.controller.records) == {}, "no operator went on without a copy"
         renewal.told({actor: counter for actor, counter, _ in lost}, "west")
         await put(east, b"k")
         assert renewal.count == 1, "counters of an earlier incarnation say nothing about this one"
@@ -195,6 +201,62 @@ async def test_a_push_that_names_a_lost_write_is_taken_once_the_actor_is_another
         await renewal.stop()
 
 
+@pytest.mark.logs_errors("actor.renewed")
+@pytest.mark.parametrize("stale", ["no leader", "another epoch"])
+async def test_a_renewal_that_meets_a_change_of_leadership_ends_the_refusals(
+    tmp_path: Path, start_node: NodeFactory, witness: Witness, stale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names no leader, or another epoch than this node leads in, when it is read for the renewal. Nobody
+    tells the counter again; the partition takes another actor all the same, and writes."""
+
+    monkeypatch.setattr(actor_renewal, "ATTEMPT_S", 0.01)
+    async with start_node(tmp_path, MemoryEnsemble()) as east:
+        renewal = witness(east).renewal
+        lost = decode_clock(await put(east, b"k"))
+        sound, asked = east.metastore.synced_record, 0
+
+        async def synced_record(partition: int) -> PartitionRecord:
+            nonlocal asked
+            asked += 1
+            record = await sound(partition)
+            if asked > 1:
+                return record
+            return replace(record, leader=None) if stale == "no leader" else replace(record, epoch=record.epoch + 1)
+
+        monkeypatch.setattr(east.metastore, "synced_record", synced_record)
+        renewal.told({actor: counter + 100 for actor, counter, _ in lost}, "west")
+        await eventually(lambda: asked > 0)
+        await put(east, b"k")
+        assert renewal.count == 1
+        await renewal.stop()
+
+
+@pytest.mark.logs_errors("actor.renewed")
+async def test_a_renewal_whose_outcome_was_unknown_is_named(
+    tmp_path: Path, start_node: NodeFactory, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metastore took the record, and its answer was lost: the finding names the partition, and is counted once."""
+
+    monkeypatch.setattr(actor_renewal, "ATTEMPT_S", 0.01)
+    async with start_node(tmp_path, MemoryEnsemble()) as east:
+        renewal = witness(east).renewal
+        lost = decode_clock(await put(east, b"k"))
+        sound = east.metastore.write_record
+
+        async def write_record(record: PartitionRecord, *rest: Any, **named: Any) -> PartitionRecord:
+            written = await sound(record, *rest, **named)
+            if record.incarnation and record.candidate is None and record.leader is None:
+                raise Ambiguous("the connection broke")
+            return written
+
+        monkeypatch.setattr(east.metastore, "write_record", write_record)
+        renewal.told({actor: counter + 100 for actor, counter, _ in lost}, "west")
+        await eventually(lambda: renewal.count == 1)
+        await put(east, b"k")
+        assert [made.cluster for made in renewal.renewals] == ["west"]
+        await renewal.stop()
+
+
 @pytest.mark.logs_errors("actor.renewed", "partition_ids.raised")
 async def test_partition_ids_that_another_cluster_knows_are_not_given_again(
     tmp_path: Path, start_node: NodeFactory, witness: Witness
@@ -205,6 +267,7 @@ async def test_partition_ids_that_another_cluster_knows_are_not_given_again(
         renewal: ActorRenewal = witness(east).renewal
         renewal.told({actor_of(UUID, 3): 1 << 50}, "west")
         before = (await PARTITIONS_COUNTER.read(east.metastore)).next
+        renewal.told({actor_of(UUID, (1 << 32) - 1): 1 << 50}, "west")  # forged: no id would be left above it
         renewal.told({actor_of(UUID, before + 6): 1 << 50}, "west")
 
         async def advanced() -> bool:

@@ -6,13 +6,16 @@ import json
 
 import msgpack
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.node.client_api.batch_msgpack import MsgpackForm
 from isthmus.node.client_api.object_headers import check_index, parse_index, sibling_headers
 from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.objects import Sibling
+from isthmus.repl.unforeseen import unforeseen
 from tests.support.samples import share
 
 T = "default"
@@ -207,6 +210,42 @@ def test_refusals_of_the_cluster_are_per_item(client_api, client_api_with):
     client_api.kv.fail = Overloaded("full")
     assert batch(client_api, "put", [[T, "b", "k", b"v"]]) == [[503, None, "overloaded: full"]]
     assert [a[0] for a in batch(client_api, "get", [[T, "b", "k"], ["x"]])] == [503, 400]
+
+
+@pytest.mark.logs_errors("batch.item_failed")
+def test_an_item_at_which_the_program_fails_is_its_own_500(client_api, monkeypatch):
+    """In puts and gets, while it is read and while it is shown; logged, counted and a finding."""
+    write_request, key, found = MsgpackForm.write_request, MsgpackForm.key, MsgpackForm.found
+    shown = []
+
+    def put(self, item, limit):
+        return write_request(self, item, limit) if item[2] != b"bad" else 1 // 0
+
+    def named(self, item):
+        return key(self, item) if item[2] != b"bad" else 1 // 0
+
+    def answer(self, payload):
+        shown.append(payload)
+        return found(self, payload) if len(shown) > 1 else 1 // 0
+
+    monkeypatch.setattr(unforeseen._limit, "due", lambda _subject: 0)
+    monkeypatch.setattr(unforeseen, "_defects", {})
+    with structlog.testing.capture_logs() as lines:
+        monkeypatch.setattr(MsgpackForm, "write_request", put)
+        names = ("a", "bad", "z")
+        assert [each[0] for each in batch(client_api, "put", [[T, "b", name, b"v"] for name in names])] == [
+            204,
+            500,
+            204,
+        ]
+        monkeypatch.setattr(MsgpackForm, "key", named)
+        got = batch(client_api, "get", [[T, "b", name] for name in names])
+        assert [each[0] for each in got] == [200, 500, 200]
+        assert got[1][2].startswith("internal: a defect of this program")
+        monkeypatch.setattr(MsgpackForm, "found", answer)
+        assert [each[0] for each in batch(client_api, "get", [[T, "b", name] for name in ("a", "z")])] == [500, 200]
+    assert [line["event"] for line in lines if "exc_info" in line] == ["batch.item_failed"] * 3
+    assert {each.event for each in unforeseen.recent()} == {"batch.item_failed"}
 
 
 def test_a_batch_has_limits_of_items_bytes_and_answer(client_api_with):

@@ -21,6 +21,7 @@ from isthmus.node.http.fast_connection import read_whole
 from isthmus.node.http.patience import HEADER, MARGIN_SHARE, PATIENCE_MS_MAX, answer_by_s, header_of
 from isthmus.node.http.responses import Reply
 from isthmus.node.services import cluster_query, fullsync_query, repairs
+from isthmus.repl.unforeseen import unforeseen
 
 pytestmark = pytest.mark.virtual_time
 
@@ -98,6 +99,21 @@ async def test_work_that_nobody_waits_for_is_limited_and_ends_with_the_node() ->
     app.stop()
     await asyncio.sleep(SLOW_S)
     assert app.done == LATE_MAX
+
+
+@pytest.mark.logs_errors("http.late_bug")
+async def test_a_defect_of_work_that_nobody_waits_for_is_counted() -> None:
+    """The client has its refusal; what the work raises later is a finding, as any exception that nobody foresaw."""
+
+    class Failing(Slow):
+        async def slow(self, _request: Request) -> Reply:
+            await asyncio.sleep(SLOW_S)
+            raise ValueError("nobody foresaw this")
+
+    status, _, took_s = await Failing().ask("GET", told(20))
+    assert (status, took_s) == (503, 18.0)
+    await asyncio.sleep(SLOW_S)
+    assert any(each.event == "http.late_bug" for each in unforeseen.recent())
 
 
 def test_only_a_sound_number_of_milliseconds_is_believed() -> None:

@@ -1,16 +1,26 @@
-"""A change row that cannot be decoded blocks its partition until it is repaired; no change is skipped."""
+"""A change row that cannot be decoded blocks its partition until it is repaired; an object that cannot be read is a
+gap, and holds up no other. No change is skipped without a name."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import structlog
 
 from isthmus.config.settings import QueueSettings
-from isthmus.queues import queue_server
+from isthmus.queues import object_reader, queue_server
 from isthmus.queues.status import reason
+from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.keys import Key
 from isthmus.repl.store.port import Change, DamagedChange
+from isthmus.repl.unforeseen import unforeseen
 from tests.support.damage_reports import DamageReports
-from tests.support.queue_node import PARTITIONS, QueueNode
+from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
+from tests.support.queue_source import BUCKET
 from tests.unit.queues.test_lag import lag
 
 pytestmark = pytest.mark.virtual_time
@@ -78,3 +88,114 @@ async def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatc
         assert "damaged" not in reason(queue, queue_node.clock.now_ms())
     finally:
         await queue_node.close()
+
+
+class Injected(RuntimeError):
+    """Raised by the tests alone."""
+
+
+def broken_object(read: Callable[..., bytes | None], how: str) -> Callable[..., bytes | None]:
+    """Reads of objects, of which that of b"bad" fails in this way."""
+
+    def read_object(partition: int, bucket: bytes, key: bytes) -> bytes | None:
+        found = read(partition, bucket, key)
+        if key != b"bad":
+            return found
+        if how == "checksum":
+            raise Corruption("a block of the store has a wrong checksum")
+        if how == "defect":
+            raise Injected
+        return None if how == "missing" else b"\x93 no object"
+
+    return read_object
+
+
+def unserved() -> QueueSettings:
+    """Objects are read when they are served, as after a restart."""
+    return QueueSettings("q", object_limit_count=0)
+
+
+@pytest.mark.logs_errors("queue.object_failed")
+@pytest.mark.parametrize("how", ["checksum", "damaged", "missing", "defect"])
+async def test_an_object_that_cannot_be_read_is_a_gap_and_the_others_are_delivered(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """All other changes of the batch and those behind it arrive, the cursor moves on, and the one is in a gap that says
+    why, over a restart. A damaged row is reported to be mended; a defect is counted and a finding. Once the object can
+    be read, the repair that a full-sync queues brings it."""
+    monkeypatch.setattr(unforeseen._limit, "due", lambda _subject: 0)
+    async with audited_node(unserved()) as node:
+        node.queues.damage_listener = reported = DamageReports()
+        whole = node.store.object
+        monkeypatch.setattr(node.store, "object", broken_object(whole, how))
+        before = len([each for each in unforeseen.recent() if each.event == "queue.object_failed"])
+        node.put(b"a", b"bad", b"z")
+        (row,) = (row.offset for row in node.store.changes(P, 0, 9) if row.key == b"bad")
+        with structlog.testing.capture_logs() as lines:
+            assert sorted(await node.drain()) == [b"a", b"z"]
+            node.put(b"later")
+            assert await node.drain() == [b"later"]
+        await node.eventually(lambda: bool(node.acts.gaps()))
+        (gap,) = node.acts.gaps()
+        assert (gap["what"], gap["from_offset"], gap["count_at_least"]) == ("unreadable", row, 1)
+        words = {"checksum": "wrong checksum", "damaged": "is damaged", "missing": "no object", "defect": "a defect of"}
+        assert words[how] in gap["reason"]
+        window = node.queues.named("q").machine.windows[P]
+        await node.eventually(lambda: window.advance() == window.applied)
+        await node.eventually(lambda: reported == ([] if how == "defect" else [(P, None)]))
+        assert [line["event"] for line in lines if "exc_info" in line] == ["queue.object_failed"] * (how == "defect")
+        found = len([each for each in unforeseen.recent() if each.event == "queue.object_failed"])
+        assert found == before + (how == "defect")
+        node.queues.tick()
+        await node.crash()
+        await node.start()
+        assert [one["from_offset"] for one in node.acts.gaps()] == [row]
+        assert await node.drain() == []
+        monkeypatch.setattr(node.store, "object", whole)
+        await node.acts.push("q", [Key(b"default", BUCKET, b"bad")], FULL_SYNC, 0)
+        assert await node.drain() == [b"bad"]
+
+
+async def test_a_store_that_fails_makes_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails is no damage of one object: nothing is sent or passed over, and all arrives afterwards."""
+    async with audited_node(unserved()) as node:
+        whole, fails = node.store.object, True
+
+        def read_object(partition: int, bucket: bytes, key: bytes) -> bytes | None:
+            if fails:
+                raise LocalFault("the disk fails")
+            return whole(partition, bucket, key)
+
+        monkeypatch.setattr(node.store, "object", read_object)
+        node.put(b"a", b"b")
+        with pytest.raises(LocalFault):
+            await node.fetch()
+        fails = False
+        assert sorted(await node.drain()) == [b"a", b"b"]
+        assert node.acts.gaps() == []
+
+
+async def test_a_repair_whose_object_cannot_be_judged_waits_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """References of full-sync: the others arrive, and this one once its object is whole."""
+    monkeypatch.setattr(unforeseen._limit, "due", lambda _subject: 0)
+    async with audited_node(unserved()) as node:
+        node.put(b"bad", b"good")
+        await node.drain()
+        is_deleted, left = object_reader.is_deleted_object, 1
+
+        def judged(payload: bytes) -> Any:
+            nonlocal left
+            if left:
+                left -= 1
+                raise Injected
+            return is_deleted(payload)
+
+        with structlog.testing.capture_logs() as lines:
+            monkeypatch.setattr(object_reader, "is_deleted_object", judged)
+            await node.acts.push("q", [Key(b"default", BUCKET, key) for key in (b"bad", b"good")], FULL_SYNC, 0)
+            reply = await node.fetch()
+            assert [item[5] for item in reply.items] == [b"good"]
+            reply = await node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)])
+            assert [item[5] for item in reply.items] == [b"bad"]
+            await node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
+        assert [line["event"] for line in lines if "exc_info" in line] == ["queue.object_failed"]

@@ -109,6 +109,39 @@ async def test_a_window_that_fails_anywhere_loses_nothing_and_stops_no_other(
         await fetch_all(node, "q", {b"a5"})
 
 
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("point", ["source_queue:SourceQueue.lead", "cursor_keeper:position_of"])
+async def test_a_window_that_cannot_begin_begins_later(monkeypatch: pytest.MonkeyPatch, point: str, times: int) -> None:
+    """A queue's position in a partition cannot be loaded for a reason that nobody foresaw: it is loaded again after a
+    pause, as long as this node leads. Else the queue would serve nothing of the partition until it had another leader.
+    """
+    module, _, name = point.partition(":")
+    owner: Any = import_module(f"isthmus.queues.{module}")
+    *classes, attribute = name.split(".")
+    owner = getattr(owner, classes[0]) if classes else owner
+    function = getattr(owner, attribute)
+    left = times
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+            raise Injected(point)
+        return function(*args, **kwargs)
+
+    async with QueueNode(QueueSettings("q")) as node:
+        node.put(b"a0")
+        await fetch_all(node, "q", {b"a0"})
+        node.queues.leadership(P, False, 0)
+        node.put(b"a1")
+        with structlog.testing.capture_logs() as lines, monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, fails)
+            node.lead(P)
+            await fetch_all(node, "q", {b"a1"})
+        caught = [line["event"] for line in lines if "exc_info" in line]
+        assert caught == ["queue.window_failed"] * times
+
+
 @pytest.mark.parametrize("point", ["save", "write_pending_cursors"])
 async def test_a_queue_whose_turn_fails_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
     """The cursors of the other queues are saved in the same turn, and the turns go on."""

@@ -15,7 +15,7 @@ from isthmus.config.settings import ListenSettings, QueueSettings
 from isthmus.repl.coordinator import tombstone_reaper
 from isthmus.repl.coordinator.tombstone_reaper import ReapBatch, Reaper
 from isthmus.repl.model.entry import EntryKind
-from isthmus.repl.model.errors import CodecError, OutcomeUnknown, TooFewInSync
+from isthmus.repl.model.errors import CodecError, NotReady, OutcomeUnknown, TooFewInSync
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
 from isthmus.repl.model.properties import DEFAULTS, Properties, TypeProperties
@@ -726,6 +726,27 @@ async def test_a_recall_that_is_not_applied_is_not_reported_as_done() -> None:
         runtime.apply(runtime.partitions[2])
         runtime.step_down(0)
         assert await asked == {other}
+
+
+async def test_no_tombstone_is_written_under_an_overtaken_actor() -> None:
+    """R-ACTOR: another cluster holds writes of the partition's actor that its log lacks. A tombstone that is written
+    once more would claim to have seen them, and replace them there: it waits for the new actor, as writes do."""
+
+    async with reaping_cluster() as w:
+        await reaped(w, KEY)
+        await w.delete(SECOND)
+        partition = w.made.runtimes["n1"].partitions[0]
+        end = partition.replica.leo
+        partition.overtaken_actor = partition.actor
+        assert await w.reapers["n1"].recall([KEY]) == set()
+        with pytest.raises(NotReady, match="until it has a new actor"):
+            await w.reapers["n1"].ask(SECOND)
+        assert partition.replica.leo == end
+        partition.actor = actor_of(UUID, 0, 7)
+        assert await w.reapers["n1"].recall([KEY]) == {KEY}
+        found = w.in_store()
+        assert found is not None
+        assert actor_of(UUID, 0, 7) in {actor for actor, _, _ in found.clock}
 
 
 @pytest.mark.logs_errors("reap.recall_bug")
