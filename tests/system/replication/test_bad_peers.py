@@ -19,7 +19,8 @@ from tests.system.replication.faulty_source import LIAR, Item, link_to, peer_lin
 @pytest.mark.timeout(240)
 def test_bad_peers_neither_delay_nor_damage_other_links(tmp_path: Path) -> None:
     """While a second peer is slow, fails, or sends garbage, too much or too slowly, the good peer's changes arrive
-    within seconds; the bad link shows its error, and recovers. Objects that it forges become dead letters."""
+    within seconds; the bad link shows its error, and recovers. What is no object or too large becomes a dead letter; a
+    clock with writes that were never made lets the partition take another actor, and later writes are not lost."""
     with running_faulty_source() as source:
         peer = peer_lines(source) + '[limits]\nobject_size = "1MB"\n'
         sinks = 'request_timeout = "2s"\nworkers = 4'
@@ -43,10 +44,11 @@ def test_bad_peers_neither_delay_nor_damage_other_links(tmp_path: Path) -> None:
             assert link_to(clusters)["errors_in_a_row"] == 0
             letters = clusters.see("west", "/admin/sink/dead-letters")["dead_letters"]
             assert {letter["key"][2]: letter["reason"] for letter in letters} == {
-                "mine": "forged-clock", "garbage": "malformed", "large": "too-large"
+                "garbage": "malformed", "large": "too-large"
             }  # fmt: skip
+            put(clusters.node("west").place, "mine", b"later")
             contents = clusters.contents("west")
-            assert contents["mine"][2] == ["true"]
+            assert "later" in contents["mine"][2]
             assert contents["honest"][2] == ["said"]
             assert not {"garbage", "large"} & contents.keys()
 
