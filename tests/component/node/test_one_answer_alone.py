@@ -27,6 +27,7 @@ from isthmus.aae.scheduling.gap_healing import GapHealer
 from isthmus.aae.scheduling.schedule import CheckKind
 from isthmus.aae.scrub import replica_agreement
 from isthmus.aae.scrub.row_audit import Scrubber
+from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.aae.trees import tree_cache
 from isthmus.node.admin_api.findings import _answer_of
 from isthmus.node.admin_api.live import LiveAdmin
@@ -316,6 +317,33 @@ async def test_replicas_that_cannot_be_checked_leave_the_others_theirs(
     )
     assert await Scrubber.check_suspects(audit) == [6]
     assert caught.events == {"trees.agreement_bug", "trees.audit_bug"}
+
+
+async def test_a_source_or_segment_at_which_a_repair_fails_keeps_nothing_else_damaged(caught: Caught) -> None:
+    """The next source is asked, and the other segments are repaired; a segment that is not has the reason."""
+    key = (b"b", b"k")
+
+    async def rows(_partition: int, segment: int) -> Any:
+        return fails() if segment == 1 else SimpleNamespace(damaged={b"tail"}, rows={})
+
+    async def take(node: str, *_given: Any) -> Any:
+        return fails() if node == "bad" else (key,)
+
+    repair: Any = SimpleNamespace(
+        _segment_rows=rows,
+        _take_from_replica=take,
+        _replicas=SimpleNamespace(in_sync=lambda _partition: ["bad", "n2"]),
+        _trees=SimpleNamespace(leaf=lambda *_: None, invalidate=lambda _partition: None),
+        _one_at_a_time=asyncio.Lock(),
+        repaired_total=0,
+    )
+    repair._repair_from_first_source = lambda *given, **named: RowRepair._repair_from_first_source(
+        repair, *given, **named
+    )
+    assert "a defect of this program" in (await RowRepair.repair_segment(repair, 3, 1)).reason
+    found = await RowRepair.repair_segment(repair, 3, 2)
+    assert (key in found.keys, found.by) == (True, "node n2")
+    assert caught.events == {"trees.repair_bug"}
 
 
 @pytest.mark.virtual_time
