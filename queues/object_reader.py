@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from isthmus.queues.window import Window
-from isthmus.queues.window_rules import Item, Read, Unreadable
+from isthmus.queues.window_rules import Item, Read, UnreadableObject
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import CodecError, Corruption, DamagedRow, IsthmusError
 from isthmus.repl.model.keys import key_hash, segment_of
@@ -82,14 +82,14 @@ def size_of(store: Store, window: Window, change: Change) -> int | None:
 def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[Read]:
     """The first of `items` with their objects as they are now, None for one that has vanished, until `limit_bytes` of
     payload would be exceeded (a single larger object is still returned). An object that is damaged, or at which the
-    reading fails in a way that nobody foresaw, is Unreadable, and the others are read. Raises LocalFault when the store
-    fails."""
+    reading fails in a way that nobody foresaw, is an UnreadableObject, and the others are read. Raises LocalFault when
+    the store fails."""
     resolved: list[Read] = []
     size = 0
     for item in items:
         if not item[8]:
             found = _with_object(store, item)
-            if found is None or isinstance(found, Unreadable):
+            if found is None or isinstance(found, UnreadableObject):
                 resolved.append(found)
                 continue
             item = found
@@ -105,16 +105,16 @@ def _with_object(store: Store, item: Item) -> Read:
     try:
         payload = _object(store, item[1], item[4], item[5])
     except Corruption as error:
-        return Unreadable(f"its object cannot be read: {error}", damaged=True)
+        return UnreadableObject(f"its object cannot be read: {error}", damaged=True)
     except IsthmusError:
         raise
     except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
         bug = unforeseen.exception("queue.object_failed", error, partition=item[1], offset=item[2])
-        return Unreadable(str(bug), damaged=False)
+        return UnreadableObject(str(bug), damaged=False)
     if payload is None:
         return None
     kind = kind_of(payload, item)
-    if isinstance(kind, Unreadable):
+    if isinstance(kind, UnreadableObject):
         return kind
     return (kind, item[1], item[2], item[3], item[4], item[5], item[6], item[7], payload)
 
@@ -131,7 +131,7 @@ def _object(store: Store, partition: int, bucket: bytes, key: bytes) -> bytes | 
     return payload
 
 
-def kind_of(payload: bytes, item: Item) -> int | Unreadable:
+def kind_of(payload: bytes, item: Item) -> int | UnreadableObject:
     """The kind under which the object of a reference is sent."""
     try:
         if not is_deleted_object(payload):
@@ -140,9 +140,9 @@ def kind_of(payload: bytes, item: Item) -> int | Unreadable:
         try:
             decode_object(payload)
         except CodecError as damage:
-            return Unreadable(f"its object is damaged: {damage}", damaged=True)
+            return UnreadableObject(f"its object is damaged: {damage}", damaged=True)
         bug = unforeseen.exception("queue.object_failed", error, partition=item[1], offset=item[2])
-        return Unreadable(str(bug), damaged=False)
+        return UnreadableObject(str(bug), damaged=False)
     return _LEAVING if item[0] == _LEAVING else _TOMBSTONE
 
 

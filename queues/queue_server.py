@@ -41,7 +41,7 @@ from isthmus.queues.rate_limit import Rates, Throttle
 from isthmus.queues.source_queue import SILENT_MS, SLOW_MS, SourceQueue
 from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
-from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Read, Unreadable
+from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Read, UnreadableObject
 from isthmus.queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, Overloaded
 from isthmus.repl.model.keys import Key
@@ -284,7 +284,7 @@ class QueueServer:
                 resolved.append(None)
             else:
                 kind = kind_of(payload, item)
-                if isinstance(kind, Unreadable):
+                if isinstance(kind, UnreadableObject):
                     unread[at] = kind.reason
                 else:
                     resolved.append((kind, *item[1:8], payload))

@@ -35,7 +35,7 @@ from isthmus.queues.pacing import BatchPacing
 from isthmus.queues.sink_shares import SHARE_PATIENCE_MS, KeyRange, Share, SinkShares, includes
 from isthmus.queues.sink_types import SinkTypes
 from isthmus.queues.window import UNREADABLE, Window
-from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item, Ledger, Read, Unreadable
+from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item, Ledger, Read, UnreadableObject
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.ports import DamageListener, NoDamageListener
 
@@ -459,8 +459,8 @@ class SourceQueue:
 
     def resolve(self, batch: LeasedBatch, resolved: Sequence[Read]) -> bool:
         """Take in the objects that were read for a batch: `resolved` are its first items, whole, or None for one that
-        vanished; the items beyond did not fit and are requeued. One that is Unreadable becomes a gap: waiting for it
-        would in the end hold up all others. Returns whether anything is left to send."""
+        vanished; the items beyond did not fit and are requeued. An UnreadableObject becomes a gap: waiting for it would
+        in the end hold up all others. Returns whether anything is left to send."""
         if batch.id not in self.leases.batches:
             return False
         parts: list[Part] = []
@@ -491,10 +491,10 @@ class SourceQueue:
         items: list[Item] = []
         gone_places: list[int] = []
         gone_items: list[Item] = []
-        unread: list[tuple[int, Item, Unreadable]] = []
+        unread: list[tuple[int, Item, UnreadableObject]] = []
         decide = source.resolve if isinstance(source, Window) and source.has_newer_changes else None
         for place, before, found in zip(part.places, part.items, read, strict=False):
-            if isinstance(found, Unreadable):
+            if isinstance(found, UnreadableObject):
                 unread.append((place, before, found))
                 continue
             item = found

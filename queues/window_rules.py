@@ -20,14 +20,14 @@ Item = tuple[int, int, int, bytes, bytes, bytes, bytes, int, bytes]
 """A reference as it is sent: (kind, partition, row offset, bucket type, bucket, key, origin, time ms, payload)."""
 
 
-class Unreadable(NamedTuple):
+class UnreadableObject(NamedTuple):
     """Stands for an object that cannot be read: `reason` for an operator; `damaged`: its row is to be mended."""
 
     reason: str
     damaged: bool
 
 
-Read = Item | Unreadable | None
+Read = Item | UnreadableObject | None
 """What the reading of a reference's object gave; None: it has vanished."""
 
 

@@ -48,6 +48,7 @@ from isthmus.repl.store import row_codec
 from isthmus.repl.store.port import DamagedChange, Snapshot, Store
 from isthmus.repl.store.rows import CHANGE_HEAD, SEGMENT_BYTES, segment_name, split_tail
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.unforeseen import unforeseen
 
 PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
 """Longest plan that is read: some 100,000 replicas."""
@@ -218,7 +219,11 @@ class RowRepair:
         async with self._one_at_a_time:
             leaf = self._trees.leaf(partition, segment) if leaf is None else leaf
             for _ in range(SOURCES_MAX):  # each damaged key may need another source
-                found = await self._repair_from_first_source(partition, segment, leaf, before=bool(keys))
+                try:
+                    found = await self._repair_from_first_source(partition, segment, leaf, before=bool(keys))
+                except Exception as error:  # noqa: BLE001 -- the other segments are repaired all the same
+                    bug = unforeseen.exception("trees.repair_bug", error, partition=partition, segment=segment)
+                    found = RepairResult(reason=str(bug))
                 if not found.keys:
                     break
                 keys += found.keys
@@ -280,6 +285,10 @@ class RowRepair:
                 keys = await self._take_from_replica(node, partition, segment, ours, leaf)
             except IsthmusError as error:
                 reasons.append(f"node {node}: {error}")
+                continue
+            except Exception as error:  # noqa: BLE001 -- the other sources are tried all the same
+                bug = unforeseen.exception("trees.repair_bug", error, partition=partition, segment=segment, peer=node)
+                reasons.append(f"node {node}: {bug}")
                 continue
             if keys:
                 return RepairResult(keys, f"node {node}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgpack
 import pytest
 import structlog
 
@@ -26,17 +27,22 @@ from isthmus.aae.scheduling.gap_healing import GapHealer
 from isthmus.aae.scheduling.schedule import CheckKind
 from isthmus.aae.scrub import replica_agreement
 from isthmus.aae.scrub.row_audit import Scrubber
+from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.aae.trees import tree_cache
 from isthmus.node.admin_api.findings import _answer_of
+from isthmus.node.admin_api.live import LiveAdmin
 from isthmus.node.services.cluster_query import ClusterQuery, JsonBody, Query
 from isthmus.node.services.history_sampler import HistorySampler
 from isthmus.node.services.repairs import FoldActionsImpl
 from isthmus.queues.wire import FetchReply
 from isthmus.repl.clock_offsets import ClockOffsets
-from isthmus.repl.model.errors import InternalError, NotReady
+from isthmus.repl.coordinator import forwarded_requests, forwarding
+from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.model.errors import InternalError, NotReady, OutcomeUnknown
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import MergedWith, PushItem, PushOutcome, PushResult
 from isthmus.repl.model.vclock import encode_clock
+from isthmus.repl.runtime.actor_renewal import ActorRenewal
 from isthmus.repl.runtime.held_counters import HeldCounters
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.transport import rpc
@@ -313,6 +319,33 @@ async def test_replicas_that_cannot_be_checked_leave_the_others_theirs(
     assert caught.events == {"trees.agreement_bug", "trees.audit_bug"}
 
 
+async def test_a_source_or_segment_at_which_a_repair_fails_keeps_nothing_else_damaged(caught: Caught) -> None:
+    """The next source is asked, and the other segments are repaired; a segment that is not has the reason."""
+    key = (b"b", b"k")
+
+    async def rows(_partition: int, segment: int) -> Any:
+        return fails() if segment == 1 else SimpleNamespace(damaged={b"tail"}, rows={})
+
+    async def take(node: str, *_given: Any) -> Any:
+        return fails() if node == "bad" else (key,)
+
+    repair: Any = SimpleNamespace(
+        _segment_rows=rows,
+        _take_from_replica=take,
+        _replicas=SimpleNamespace(in_sync=lambda _partition: ["bad", "n2"]),
+        _trees=SimpleNamespace(leaf=lambda *_: None, invalidate=lambda _partition: None),
+        _one_at_a_time=asyncio.Lock(),
+        repaired_total=0,
+    )
+    repair._repair_from_first_source = lambda *given, **named: RowRepair._repair_from_first_source(
+        repair, *given, **named
+    )
+    assert "a defect of this program" in (await RowRepair.repair_segment(repair, 3, 1)).reason
+    found = await RowRepair.repair_segment(repair, 3, 2)
+    assert (key in found.keys, found.by) == (True, "node n2")
+    assert caught.events == {"trees.repair_bug"}
+
+
 @pytest.mark.virtual_time
 async def test_a_tree_that_cannot_be_saved_or_built_leaves_the_others_theirs(
     monkeypatch: pytest.MonkeyPatch, caught: Caught
@@ -556,3 +589,81 @@ async def test_an_answer_whose_taker_fails_costs_no_other_answer(caught: Caught)
     rpc.RpcClient.broke(requests, "it was cut")
     assert len(answered) == 1
     assert caught.events == {"transport.answer.failed"}
+
+
+async def test_requests_of_another_node_that_fail_are_answered(caught: Caught) -> None:
+    """With an error, by methods with and without a task; so is one whose answer cannot be made."""
+    sent: list[Any] = []
+    handled: Any = SimpleNamespace(put_call=lambda item: sent.append(msgpack.unpackb(b"".join(item))))
+    tasks: set[asyncio.Task[None]] = set()
+    served = rpc.RpcServer(
+        "n2", fails_later, handled, body_limit=1_000, bytes_max=10_000, tasks=tasks, direct={"direct": fails}
+    )
+    served.asked((1, "direct", 1_000, b""))
+    served.asked((2, "handled", 1_000, b""))
+    await asyncio.gather(*tasks)
+    assert [(answer[0], answer[2]) for answer in sent] == [(1, "outcome-unknown"), (2, "outcome-unknown")]
+    submitted: asyncio.Future[list[object]] = asyncio.get_running_loop().create_future()
+    submitted.set_result([1])
+    answers: list[Any] = []
+    forwarded_requests._answer(fails, answers.append, submitted)
+    assert [type(answer) for answer in answers] == [OutcomeUnknown]
+    assert caught.events == {"transport.request.failed", "forwarded.request.failed"}
+
+
+def test_items_whose_forwarding_fails_are_answered(monkeypatch: pytest.MonkeyPatch, caught: Caught) -> None:
+    """As unknown: some of them may have been sent. Nobody waits for ever."""
+    ended: list[list[object]] = []
+    batch = forwarding.ForwardedBatch([b"1", b"2"], ended.append)
+    monkeypatch.setattr(forwarding._Delivery, "_send_next", fails)
+    delivery = object.__new__(forwarding._Delivery)
+    for name, value in (("_waiting", [(batch, 0)]), ("_node", "n2"), ("_method", "kv.write"), ("_batches", [batch])):
+        setattr(delivery, name, value)
+    delivery.resume()
+    assert [[type(answer) for answer in answers] for answers in ended] == [[OutcomeUnknown, OutcomeUnknown]]
+    assert caught.events == {"forwarding.failed"}
+
+
+@pytest.mark.virtual_time
+async def test_partitions_whose_tombstones_or_actors_fail_leave_the_others_theirs(caught: Caught) -> None:
+    """Tombstones of the others are reaped in the same turn; an actor that cannot be renewed is looked at again."""
+    walked: list[int] = []
+
+    async def walk(partition: Any, _led: Any) -> None:
+        if partition.id == 1:
+            raise Injected
+        walked.append(partition.id)
+
+    replica = SimpleNamespace(ready=True)
+    partitions = {each: SimpleNamespace(id=each, replica=replica, bucket_type=b"t") for each in (1, 2)}
+    reaper: Any = SimpleNamespace(
+        _led={1: object(), 2: object()},
+        _runtime=SimpleNamespace(partitions=partitions),
+        _properties=SimpleNamespace(of_type=lambda _type: SimpleNamespace(reaps=True)),
+        _walk=walk,
+        _reap_due=lambda *_: None,
+    )
+    reaping = asyncio.ensure_future(Reaper._run(reaper))
+    await asyncio.sleep(1.2)
+    reaping.cancel()
+    assert walked == [2, 2]
+    task = asyncio.ensure_future(fails_later())
+    await asyncio.wait([task])
+    renewal: Any = SimpleNamespace(_tasks={3: task})
+    ActorRenewal._ended(renewal, 3, task)
+    assert renewal._tasks == {}
+    assert caught.events == {"reap.bug", "actor.renewal_bug"}
+
+
+async def test_a_state_that_cannot_be_made_shows_viewers_that_it_is_unknown(caught: Caught) -> None:
+    """In place of the last one, which may be wrong by now."""
+    shown: list[bytes] = []
+    viewer = SimpleNamespace(put=lambda _kind, event: shown.append(event))
+    view = SimpleNamespace(cluster_document=fails_later)
+    admin: Any = SimpleNamespace(_view=view, _viewers=[viewer], _cluster=b"old")
+    admin._send_trouble = lambda error: LiveAdmin._send_trouble(admin, error)
+    await LiveAdmin._send_cluster(admin)
+    assert admin._cluster == b""
+    assert len(shown) == 1
+    assert b"internal" in shown[0]
+    assert caught.events == {"live.bug"}
