@@ -86,8 +86,8 @@ class ClocksRequest(NamedTuple):
 
 
 class PartitionHistory(NamedTuple):
-    """Which course of a partition its offsets belong to: its record's lineage, which counts returns to an earlier
-    state, and the incarnation of its actor, which is random."""
+    """Which course of a partition its offsets belong to: its record's lineage, which counts elections by force, and the
+    incarnation of its actor, which is random and new after each return to an earlier state."""
 
     lineage: int
     incarnation: int

@@ -40,9 +40,9 @@ class PartitionRecord:
     """One partition's record; `version` is the metastore's, the base of the next conditional write.
 
     The partition is number `index` of the `partition_count` partitions of `bucket_type`. `min_isr` is as configured;
-    the effective value is clamped to 1 .. replication factor. `lineage` counts the returns to an earlier state: unclean
-    elections, re-seeded records, renewed actors. `incarnation` is the one of the actor that its next writes name, 0
-    before any such return (R-ACTOR).
+    the effective value is clamped to 1 .. replication factor. `lineage` counts an operator's acts by which the
+    partition went on without a copy: unclean elections, re-seeded records. `incarnation` is the one of the actor that
+    its next writes name; it is new after each such act and each renewal, 0 before any (R-ACTOR).
 
     During a reassignment, `adding` names the replicas to add, and `removing` those to remove once the added ones are in
     sync; both are among `replicas` and never overlap (R-RF). `before` names the replicas at the start of the

@@ -56,7 +56,7 @@ EXPECTED: Final = {
     "open-files-nearly-short": firing("OpenFilesNearlyShort"),
     "inodes-nearly-short": firing("InodesNearlyShort"),
     "unforeseen-errors": firing("UnforeseenErrors", after_s=1_800),
-    "actors-renewed": firing("ActorsRenewed", "UncleanElection", after_s=1_800),
+    "actors-renewed": firing("ActorsRenewed", after_s=1_800),
     "link-cut": firing("QueueNotFetched", "QueueLag", "SinkFailing"),
     "queue-throttled": firing("QueueLag", "SinkLag"),
     "queue-suspended": firing("QueueSuspended", "QueueLag"),
