@@ -32,9 +32,6 @@ from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
-TOLD_MAX: Final = 65_536
-"""Counters of own actors that are remembered for partitions that this node may come to lead."""
-
 PAUSE_MS: Final = 60_000
 """Least time between two renewals of one partition on one node: whoever names counters that were never given can cause
 an election a minute, not more. Within the pause such counters are refused as forged (R-FORGED)."""
@@ -93,8 +90,9 @@ class ActorRenewal:
         self._runtime = runtime
         self._metastore = metastore
         self._time = time
-        self._told: dict[bytes, tuple[int, str]] = {}
-        """Own actor -> the highest counter told, and the cluster that told it."""
+        self._told: dict[int, tuple[bytes, int, str]] = {}
+        """Partition -> its actor when it was told, the highest counter of it, and the cluster that told it. Whatever is
+        of another actor, or of a partition without a copy here, is told again within a minute of the exchange."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._renewed_ms: dict[int, int] = {}
         self._counter_task: asyncio.Task[None] | None = None
@@ -120,12 +118,10 @@ class ActorRenewal:
             place = self._runtime.partitions.get(parts.partition)
             if place is None and parts.partition < PARTITION_ID_LIMIT:
                 unknown = max(unknown, parts.partition)
-            before = self._told.get(actor)
-            if before is None and len(self._told) >= TOLD_MAX:
-                continue
-            if before is None or counter > before[0]:
-                self._told[actor] = counter, cluster
-            if place is not None:
+            if place is not None and place.actor == actor:
+                before = self._told.get(parts.partition)
+                if before is None or before[0] != actor or counter > before[1]:
+                    self._told[parts.partition] = actor, counter, cluster
                 self._look(place)
         if unknown >= 0 and (self._counter_task is None or self._counter_task.done()):
             self._counter_task = asyncio.get_running_loop().create_task(self._raise_counter(unknown, cluster))
@@ -153,12 +149,12 @@ class ActorRenewal:
 
     def _unexplained(self, place: Partition) -> tuple[int, str] | None:
         """The told counter that the leader's log lacks, and who told it."""
-        told = self._told.get(place.actor)
+        told = self._told.get(place.id)
         replica = place.replica
-        if told is None or not replica.ready:
+        if told is None or told[0] != place.actor or not replica.ready:
             return None
         log_start, leo = place.log_start, replica.leo
-        return None if explained(told[0], replica.epoch, replica.epoch_table, log_start, leo) else told
+        return None if explained(told[1], replica.epoch, replica.epoch_table, log_start, leo) else told[1:]
 
     def _look(self, place: Partition) -> None:
         found = self._unexplained(place)

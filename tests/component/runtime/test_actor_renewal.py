@@ -308,3 +308,18 @@ async def test_held_counters_are_those_of_all_rows_stored(
         await eventually(lambda: held.passes == 1)
         assert held.of(WEST) == wanted
         await held.stop()
+
+
+@pytest.mark.logs_errors("actor.renewed")
+async def test_made_up_actors_hide_no_loss(tmp_path: Path, start_node: NodeFactory, witness: Witness) -> None:
+    """Counters of actors that no partition here has are not kept, however many a cluster names: a lost write that is
+    named after them still shows."""
+
+    async with start_node(tmp_path, MemoryEnsemble()) as east:
+        renewal = witness(east).renewal
+        renewal.told({actor_of(UUID, 0, made_up): 1 << 50 for made_up in range(1, 70_000)}, "west")
+        assert renewal.count == 0
+        lost = pack_counter(east.partition().replica.epoch, 900)
+        renewal.told({east.partition().actor: lost}, "west")
+        await eventually(lambda: renewal.count == 1)
+        await renewal.stop()
