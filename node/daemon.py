@@ -197,12 +197,11 @@ def run(settings: Settings, file: Path) -> int:
         platform=platform.platform(),
     )
     take_descriptors(settings)
-    return uvloop.run(run_node(settings, file, ServiceManager()))
+    return uvloop.run(run_node(Node(settings, file, ServiceManager())))
 
 
-async def run_node(settings: Settings, file: Path, manager: ServiceManager, outside: Outside = OUTSIDE) -> int:
+async def run_node(node: Node) -> int:
     """One life of a node on the running loop; returns the process's exit code. Raises as `run` does."""
-    node = Node(settings, file, manager, outside)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, node.request_reload)
     for number in (signal.SIGTERM, signal.SIGINT):
