@@ -68,7 +68,7 @@ from isthmus.node.services import history_sampler, lag_metrics, write_traces
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
 from isthmus.node.services.history_sampler import DurationSource
 from isthmus.node.services.readiness import replicas_not_ready
-from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
+from isthmus.node.services.wiring import Outside, boot_id
 from isthmus.queues import status
 from isthmus.repl import clock_offsets, telemetry, unforeseen
 from isthmus.repl import traces as change_traces
@@ -137,6 +137,9 @@ def take_descriptors(settings: Settings) -> None:
 
 log = structlog.get_logger(__name__)
 
+OUTSIDE: Final = Outside()
+"""The real ones."""
+
 EXIT_OK: Final = 0
 EXIT_STORAGE: Final = 70
 """Log or store failed while running: an operator should look at the disk before the node is started again."""
@@ -194,11 +197,11 @@ def run(settings: Settings, file: Path) -> int:
         platform=platform.platform(),
     )
     take_descriptors(settings)
-    return uvloop.run(_run(settings, file, ServiceManager()))
+    return uvloop.run(run_node(Node(settings, file, ServiceManager())))
 
 
-async def _run(settings: Settings, file: Path, manager: ServiceManager) -> int:
-    node = Node(settings, file, manager)
+async def run_node(node: Node) -> int:
+    """One life of a node on the running loop; returns the process's exit code. Raises as `run` does."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, node.request_reload)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -225,8 +228,9 @@ class Node:
     client_api: ClientApi
     admin_api: AdminApi
 
-    def __init__(self, settings: Settings, file: Path, manager: ServiceManager) -> None:
+    def __init__(self, settings: Settings, file: Path, manager: ServiceManager, outside: Outside = OUTSIDE) -> None:
         self.settings = settings
+        self._outside = outside
         self._file = file
         self._manager = manager
         self._watchdog_task: asyncio.Task[None] | None = None
@@ -281,9 +285,9 @@ class Node:
         emptied = identity.emptied(data_dir / "log", data_dir / "store")
         if emptied:
             identity.note_doubt(emptied)  # opening creates them again, and then the loss could not be detected
-        store = await loop.run_in_executor(None, open_store, settings, cluster_uuid, boot)
+        store = await loop.run_in_executor(None, self._outside.store, settings, cluster_uuid, boot)
         known_durable = {**dict.fromkeys(identity.partitions(), 0), **store.applied_offsets()}
-        replog = await loop.run_in_executor(None, open_log, settings, cluster_uuid, known_durable)
+        replog = await loop.run_in_executor(None, self._outside.log, settings, cluster_uuid, known_durable)
         records = await verify_local_replicas(
             metastore,
             identity,
@@ -347,7 +351,7 @@ class Node:
     async def _connect_metastore(self) -> Metastore:
         settings = self.settings.metastore
         hosts = settings.hosts or await self._embedded_metastore()
-        metastore = metastore_of(self.settings, hosts, self._credentials.metastore)
+        metastore = self._outside.metastore(self.settings, hosts, self._credentials.metastore)
         self._metastore = metastore
         await self._unless_stopped(metastore.start(self._on_session))
         return metastore

@@ -283,7 +283,7 @@ class RowStreams:
         finally:
             self.running -= 1
             # In the thread, behind a frame that it may be reading: only one thread at a time may use a snapshot.
-            self._thread.submit(_release, frames, snapshot)
+            loop.run_in_executor(self._thread, _release, frames, snapshot)
 
 
 def _release(frames: Iterator[Rows | SkippedTo], snapshot: Snapshot) -> None:

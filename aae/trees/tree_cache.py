@@ -175,8 +175,9 @@ class TreeCache:
                 one.bucket_type, one.log_id, saved, one.applied, segments=one.segments
             )
         remove_trees(self._directory)
-        self._pool.submit(int)  # start its thread now rather than at the first build
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._pool, int)  # start its thread now rather than at the first build
+        self._task = loop.create_task(self._run())
 
     async def stop_builds(self) -> None:
         """Stop builds, and wait until none reads the store."""

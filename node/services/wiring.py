@@ -8,12 +8,13 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from isthmus.config.settings import MB, Settings
 from isthmus.repl.controller.bucket_types import SETTLE_MS, DefaultType
 from isthmus.repl.controller.leader_balancer import BalanceOptions
 from isthmus.repl.coordinator.write_batch import WriteLimits
+from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.metastore.zookeeper import SessionFactory, ZooKeeperMetastore
 from isthmus.repl.metastore.zookeeper_session import ZooKeeperSession
 from isthmus.repl.model.errors import BadInput
@@ -134,6 +135,14 @@ def open_log(settings: Settings, cluster_uuid: bytes, known_durable: Mapping[int
         batch_bytes=replication.log_batch_bytes,
         known_durable=known_durable,
     )
+
+
+class Outside(NamedTuple):
+    """What a node opens outside of its process: the metastore's driver, the store and the log on its disk."""
+
+    metastore: Callable[[Settings, str, Callable[[], ssl.SSLContext] | None], Metastore] = metastore_of
+    store: Callable[[Settings, bytes, str], LevelStore] = open_store
+    log: Callable[[Settings, bytes, Mapping[int, int]], FileLog] = open_log
 
 
 def registration_template(settings: Settings, *, http_url: str, admin_url: str, cluster_address: str) -> Registration:

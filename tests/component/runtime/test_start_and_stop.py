@@ -253,7 +253,7 @@ async def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: 
 
     async def scenario() -> int:
         life = asyncio.create_task(
-            daemon._run(load_file(file_of(tmp_path)), tmp_path / "node.toml", ServiceManager({}))
+            daemon.run_node(Node(load_file(file_of(tmp_path)), tmp_path / "node.toml", ServiceManager({})))
         )
         await asyncio.sleep(0.3)
         assert not life.done()
@@ -279,7 +279,7 @@ async def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it
     metastore = tmp_path / "data" / "metastore"
 
     async def scenario() -> int:
-        life = asyncio.create_task(daemon._run(load_file(file), file, ServiceManager({})))
+        life = asyncio.create_task(daemon.run_node(Node(load_file(file), file, ServiceManager({}))))
         async with asyncio.timeout(PATIENCE_S):
             while not supervisor_client.recorded_children(metastore):
                 await asyncio.sleep(0.02)

@@ -1,0 +1,173 @@
+"""The kernel of the simulated world: virtual time, one heap of events, one source of chance, blocking code.
+
+Everything that happens is an event of this heap. An event belongs to a machine, or to the world itself; while it runs,
+its machine is installed as the product's (`isthmus.repl.machine`). Events of a machine that was killed are dropped,
+those of a frozen one wait until it is thawed. Code that blocks runs in a greenlet and switches back here to wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from greenlet import getcurrent, greenlet
+
+from isthmus.repl import machine as product_machine
+
+if TYPE_CHECKING:
+    from tests.simulation.world.machine import VirtualMachine
+
+MS = 1_000_000
+"""Nanoseconds in a millisecond."""
+
+SECOND = 1_000 * MS
+
+
+class Stuck(AssertionError):
+    """The world did more than it was given to do."""
+
+
+class KernelEvent:
+    """Something that will happen; ordered by its time, then by when it was asked for."""
+
+    __slots__ = ("at_ns", "callback", "machine", "number")
+
+    def __init__(
+        self, at_ns: int, number: int, callback: Callable[[], object] | None, machine: VirtualMachine | None
+    ) -> None:
+        self.at_ns = at_ns
+        self.number = number
+        self.callback = callback
+        self.machine = machine
+
+    def __lt__(self, other: KernelEvent) -> bool:
+        if self.at_ns != other.at_ns:
+            return self.at_ns < other.at_ns
+        return self.number < other.number
+
+    def cancel(self) -> None:
+        """It will not happen."""
+        self.callback = None
+
+
+class Kernel:
+    """Runs the events of one world."""
+
+    def __init__(self, seed: int | str) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.now_ns = 0
+        self.events_run = 0
+        self._heap: list[tuple[int, int, KernelEvent]] = []
+        self._numbers = 0
+        self._hub = getcurrent()
+
+    def at(self, delay_ns: int, callback: Callable[[], object], machine: VirtualMachine | None = None) -> KernelEvent:
+        """`callback` is called `delay_ns` from now, on `machine`."""
+        self._numbers = number = self._numbers + 1
+        at_ns = self.now_ns + (delay_ns if delay_ns > 0 else 0)
+        event = KernelEvent(at_ns, number, callback, machine)
+        heapq.heappush(self._heap, (at_ns, number, event))
+        return event
+
+    def run(self, until_ns: int, *, unless: Callable[[], bool] | None = None, events_max: int = 50_000_000) -> bool:
+        """Run events until the virtual time `until_ns`, or until `unless` is true, which is asked after each event.
+        Returns whether `unless` was true. Raises Stuck after `events_max` events, and what an event raises."""
+        heap = self._heap
+        pop = heapq.heappop
+        last = self.events_run + events_max
+        install = product_machine.install
+        outside = product_machine.machine()
+        try:
+            while heap and heap[0][0] <= until_ns:
+                at_ns, _, event = pop(heap)
+                callback = event.callback
+                if callback is None:
+                    continue
+                event.callback = None
+                machine = event.machine
+                if machine is not None:
+                    if not machine.alive:
+                        continue
+                    if machine.frozen:
+                        machine.parked.append(callback)
+                        continue
+                    install(machine)
+                else:
+                    install(outside)
+                self.now_ns = at_ns
+                self.events_run += 1
+                callback()
+                if unless is not None and unless():
+                    return True
+                if self.events_run >= last:
+                    raise Stuck(f"{events_max} events, and it is only {self.now_ns / SECOND:.3f} s")
+        finally:
+            install(outside)
+        if not heap or heap[0][0] > until_ns:
+            self.now_ns = max(self.now_ns, until_ns)
+        return unless is not None and unless()
+
+    def run_for(self, seconds: float, **more: object) -> bool:
+        """`run` for some virtual seconds."""
+        return self.run(self.now_ns + round(seconds * SECOND), **more)  # type: ignore[arg-type]
+
+    # Blocking code
+
+    def spawn(self, run: Callable[[], None], machine: VirtualMachine | None, delay_ns: int = 0) -> greenlet:
+        """Run `run`, which may block, in a greenlet of its own."""
+        made = greenlet(run, parent=self._hub)
+        if machine is not None:
+            machine.greenlets.add(made)
+        self.at(delay_ns, made.switch, machine)
+        return made
+
+    def waiter(self, machine: VirtualMachine | None) -> Waiter:
+        """For the running greenlet to wait once."""
+        return Waiter(self, machine)
+
+
+class Waiter:
+    """One wait of a greenlet."""
+
+    __slots__ = ("_done", "_greenlet", "_kernel", "_machine", "_woken")
+
+    def __init__(self, kernel: Kernel, machine: VirtualMachine | None) -> None:
+        self._kernel = kernel
+        self._machine = machine
+        self._greenlet: greenlet | None = None
+        self._woken = False
+        self._done = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until `wake` was called, `timeout_s` at most; whether it was."""
+        if self._woken:
+            return True
+        kernel = self._kernel
+        running = getcurrent()
+        if running is kernel._hub:
+            raise Stuck("code that must not block waits: it runs on an event loop")
+        self._greenlet = running
+        timer = None
+        if timeout_s is not None:
+            timer = kernel.at(max(0, round(timeout_s * SECOND)), self._resume, self._machine)
+        kernel._hub.switch()
+        if timer is not None:
+            timer.cancel()
+        return self._woken
+
+    def wake(self) -> None:
+        """End the wait, from any machine."""
+        if self._woken or self._done:
+            return
+        self._woken = True
+        if self._greenlet is not None:
+            self._kernel.at(0, self._resume, self._machine)
+
+    def _resume(self) -> None:
+        if self._done or self._greenlet is None:
+            return
+        self._done = True
+        self._greenlet.switch()
