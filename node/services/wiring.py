@@ -15,7 +15,8 @@ from isthmus.repl.controller.bucket_types import SETTLE_MS, DefaultType
 from isthmus.repl.controller.leader_balancer import BalanceOptions
 from isthmus.repl.coordinator.write_batch import WriteLimits
 from isthmus.repl.metastore.port import Metastore
-from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+from isthmus.repl.metastore.zookeeper import SessionFactory, ZooKeeperMetastore
+from isthmus.repl.metastore.zookeeper_session import ZooKeeperSession
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.record import Registration
 from isthmus.repl.replog.log import FileLog
@@ -90,8 +91,13 @@ def write_limits_of(settings: Settings) -> WriteLimits:
     )
 
 
-def metastore_of(settings: Settings, hosts: str, tls: Callable[[], ssl.SSLContext] | None = None) -> ZooKeeperMetastore:
-    """The metastore at `hosts`, not yet started; with `tls` its sessions are encrypted."""
+def metastore_of(
+    settings: Settings,
+    hosts: str,
+    tls: Callable[[], ssl.SSLContext] | None = None,
+    session: SessionFactory = ZooKeeperSession,
+) -> ZooKeeperMetastore:
+    """The metastore at `hosts`, not yet started; with `tls` its sessions are encrypted. `session` makes them."""
     metastore = settings.metastore
     return ZooKeeperMetastore(
         hosts,
@@ -100,6 +106,7 @@ def metastore_of(settings: Settings, hosts: str, tls: Callable[[], ssl.SSLContex
         session_timeout_ms=metastore.session_timeout_ms,
         connect_timeout_ms=metastore.connect_timeout_ms,
         tls=tls,
+        session=session,
     )
 
 

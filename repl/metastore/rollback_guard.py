@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -34,14 +34,14 @@ async def watch_for_rollback(
     hosts: str,
     seen: Callable[[], int],
     on_rollback: Callable[[str], None],
-    tls: Callable[[], ssl.SSLContext] | None = None,
+    zxid_of: Callable[[str], Awaitable[int | None]],
 ) -> None:
-    """Query the servers until cancelled, over TLS with `tls`. `seen` returns the newest zxid of this process;
-    `on_rollback` gets a sentence."""
+    """Query the servers until cancelled. `seen` returns the newest zxid of this process, `zxid_of` that of one server
+    ("host:port"; see `server_zxid`); `on_rollback` gets a sentence."""
     behind = 0
     while True:
         await asyncio.sleep(INTERVAL_S)
-        answers = await asyncio.gather(*(server_zxid(host, tls) for host in hosts.split("/")[0].split(",")))
+        answers = await asyncio.gather(*(zxid_of(host) for host in hosts.split("/")[0].split(",")))
         newest = max((zxid for zxid in answers if zxid is not None), default=None)
         behind = behind + 1 if newest is not None and newest < seen() else 0
         if behind == ROUNDS:

@@ -91,6 +91,25 @@ class ZnodeClient(Protocol):
         """All or nothing; the new stat of each Set, None for the others. `what` names it in errors."""
 
 
+class ZnodeSession(ZnodeClient, Protocol):
+    """A `ZnodeClient` with its life: a session that is renewed after each expiry until `stop`."""
+
+    @property
+    def rolled_back(self) -> str:
+        """Why there is no connection, if the servers are known to have lost what this process has seen; "" otherwise
+        (docs/protocol.md H32)."""
+
+    @property
+    def why_no_tls(self) -> str:
+        """Why the last TLS handshake failed, as the end of a sentence; "" if none did."""
+
+    def start(self) -> None:
+        """Begin to connect; returns at once."""
+
+    async def stop(self) -> None:
+        """End the session: its ephemerals are deleted at once if there is a connection."""
+
+
 async def gather_all(*calls: Coroutine[Any, Any, T]) -> list[T]:
     """The results of all calls; once all have ended, the first error is raised."""
     results = await asyncio.gather(*calls, return_exceptions=True)

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, assert_never
 
 import structlog
@@ -27,7 +28,7 @@ from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEve
 from kazoo.retry import KazooRetry
 
 from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
-from isthmus.repl.metastore.rollback_guard import watch_for_rollback
+from isthmus.repl.metastore.rollback_guard import server_zxid, watch_for_rollback
 from isthmus.repl.metastore.tree_port import Create, Op, Set, Stat, VersionCheck, gather_all
 from isthmus.repl.model.errors import LocalFault
 
@@ -222,7 +223,9 @@ class ZooKeeperSession:
         self._on_session(told)
         if told is not SessionState.CONNECTED:
             if self._inquiry is None:
-                inquiry = watch_for_rollback(self.hosts, self._seen, self._set_rolled_back, self._tls)
+                inquiry = watch_for_rollback(
+                    self.hosts, self._seen, self._set_rolled_back, partial(server_zxid, tls=self._tls)
+                )
                 self._inquiry = self._loop.create_task(inquiry)
         else:
             if self._inquiry is not None:

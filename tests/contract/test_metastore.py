@@ -1,4 +1,4 @@
-"""The contract of every metastore: one suite, run on the memory metastore and on a real ZooKeeper."""
+"""The contract of every metastore: one suite, run in memory, on a simulated ensemble and on a real ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The contract of a metastore that several nodes share: node ids, claims, writes that depend on members, and refreshes.
-It runs on both metastores."""
+It runs on every metastore."""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
 """The metastore's memory twin: one tree of values in this process, with faults on request.
 
-A `tests.support.memory_metastore.MemoryEnsemble` is the tree; each `MemoryMetastore` on it is one node's client with
-its own session. The rules above the tree are the real ones (`repl.metastore.metastore`). It adds a real ensemble's
-behaviour under faults: `disconnect`, `expire`, `hold`, and writes that lose their request or their answer, or arrive
-late. No thread, no clock: hints and session events go through the running loop, never inside the call that caused them.
-
-The tree of the memory twin: values, versions, zxids, ephemerals of sessions, one-shot news of changes.
-
-A `MemoryEnsemble` is what several `tests.support.memory_metastore.MemoryMetastore` share in one process, as ZooKeeper's
-servers would. It keeps ZooKeeper's rules as far as `repl.metastore.metastore` rests on them; one contract suite checks
-that on both. No thread, no clock, no faults: those are the clients'.
+`MemoryEnsemble` is the tree that several clients share, as ZooKeeper's servers would hold it: values, versions, zxids,
+ephemerals of sessions, listeners of changes. It keeps ZooKeeper's rules as far as `repl.metastore.metastore` rests on
+them; one contract suite checks that on both. Each `MemoryMetastore` on it is one node's client with its own session.
+The rules above the tree are the real ones (`repl.metastore.metastore`). It adds a real ensemble's behaviour under
+faults: `disconnect`, `expire`, `hold`, and writes that lose their request or their answer, or arrive late. No thread,
+no clock: hints and session events go through the running loop, never inside the call that caused them.
+`tests.simulation.world.ensemble` has the same tree behind sessions in virtual time.
 """
 
 from __future__ import annotations
@@ -45,11 +42,12 @@ class MemoryEnsemble:
         self.zxid = 0
         self._sessions = 0
         self._open: set[int] = set()
-        self._listeners: list[Callable[[Sequence[str]], None]] = []
+        self._listeners: list[Callable[[str, str], None]] = []
         self._nodes: dict[str, _Znode] = {}
 
-    def listen(self, listener: Callable[[Sequence[str]], None]) -> None:
-        """Call `listener(paths)` after each change."""
+    def listen(self, listener: Callable[[str, str], None]) -> None:
+        """Call `listener(path, parent)` after each change of the value at `path`; `parent` is the path whose names
+        below changed with it, "" if the value was only written."""
         self._listeners.append(listener)
 
     def new_session(self) -> int:
@@ -97,7 +95,7 @@ class MemoryEnsemble:
         node = self._at(path, version)
         self.zxid += 1
         node.value, node.version = value, version + 1
-        self._notify(path)
+        self._notify(path, "")
         return node.stat()
 
     def delete(self, path: str, version: int) -> None:
@@ -129,14 +127,14 @@ class MemoryEnsemble:
     def copied(self) -> MemoryEnsemble:
         """A copy of the present tree, for `go_back`."""
         copy = MemoryEnsemble()
-        copy.zxid = self.zxid
+        copy.zxid, copy._open = self.zxid, set(self._open)
         copy._nodes = {path: replace(node) for path, node in self._nodes.items()}
         return copy
 
     def go_back(self, copy: MemoryEnsemble) -> None:
-        """Return to the state that `copied` gave: all later changes are lost without a notification, as when an
-        ensemble is restored from a backup."""
-        self.zxid = copy.zxid
+        """Return to the state that `copied` gave: all later changes and sessions are lost without a notification, as
+        when an ensemble is restored from a backup. Ids of sessions are not given again."""
+        self.zxid, self._open = copy.zxid, set(copy._open)
         self._nodes = {path: replace(node) for path, node in copy._nodes.items()}
 
     def _at(self, path: str, version: int) -> _Znode:
@@ -156,9 +154,9 @@ class MemoryEnsemble:
         del self._nodes[path]
         self._notify(path, path.rpartition("/")[0])
 
-    def _notify(self, *paths: str) -> None:
+    def _notify(self, path: str, parent: str) -> None:
         for listener in self._listeners:
-            listener(paths)
+            listener(path, parent)
 
 
 T = TypeVar("T")
@@ -293,9 +291,9 @@ class MemoryTree:
         """Watches do not survive a connection: all that was armed may have changed."""
         self._hint(set(self._armed))
 
-    def _on_changes(self, paths: Sequence[str]) -> None:
+    def _on_changes(self, path: str, parent: str) -> None:
         if self.connected:  # a lost connection delivers nothing; reconnecting makes up for it
-            self._hint(self._armed.intersection(paths))
+            self._hint(self._armed.intersection((path, parent)))
 
     def _hint(self, paths: set[str]) -> None:
         self._armed -= paths

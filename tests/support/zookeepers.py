@@ -1,14 +1,16 @@
-"""Real ZooKeeper servers, and the two metastores that the contract tests run on."""
+"""Real ZooKeeper servers, and the metastores that the contract tests run on."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kazoo.client import KazooClient
@@ -18,6 +20,7 @@ from isthmus.repl.metastore import embedded_zookeeper
 from isthmus.repl.metastore.java import find_java
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+from tests.simulation.world import ensemble as simulated
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -185,6 +188,50 @@ class MemoryClients:
         client.expire()
 
 
+class _LoopEvents:
+    """Events of a simulated ensemble on the running loop: messages arrive in its next turn, timers in time."""
+
+    def __init__(self) -> None:
+        self.random = random.Random("contract")
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def now_ns(self) -> int:
+        return int(self._loop.time() * 1e9)
+
+    def at(self, delay_ns: int, callback: Callable[[], object], _machine: object = None) -> asyncio.Handle:
+        if delay_ns < 10_000_000:
+            return self._loop.call_soon(callback)
+        return self._loop.call_later(delay_ns / 1e9, callback)
+
+
+class EnsembleClients:
+    """Clients of one simulated ensemble, with the product's code above its sessions."""
+
+    def __init__(self) -> None:
+        self._ensemble: simulated.Ensemble | None = None
+        self._names = itertools.count(1)
+
+    def client(self) -> ZooKeeperMetastore:
+        if self._ensemble is None:
+            self._ensemble = simulated.Ensemble(_LoopEvents())
+        return ZooKeeperMetastore(
+            "simulated:2181",
+            "/test",
+            "east",
+            session_timeout_ms=4000,
+            connect_timeout_ms=10_000,
+            session=self._ensemble.session_of(SimpleNamespace(name=f"n{next(self._names)}")),
+        )
+
+    async def expire(self, client: Metastore) -> None:
+        """End the client's session behind its back."""
+        assert isinstance(client, ZooKeeperMetastore)
+        assert isinstance(client._link, simulated.EnsembleSession)
+        assert self._ensemble is not None
+        self._ensemble.expire(client._link.node)
+
+
 class ZooKeeperClients:
     """Clients of one root in a real ZooKeeper."""
 
@@ -218,11 +265,13 @@ class ZooKeeperClients:
         await asyncio.to_thread(close_session)
 
 
-@pytest.fixture(params=["memory", "zookeeper"])
-def clients(request: pytest.FixtureRequest) -> MemoryClients | ZooKeeperClients:
-    """Each test of the contract runs on both."""
+@pytest.fixture(params=["memory", "simulated", "zookeeper"])
+def clients(request: pytest.FixtureRequest) -> MemoryClients | EnsembleClients | ZooKeeperClients:
+    """Each test of the contract runs on all of them."""
     if request.param == "memory":
         return MemoryClients()
+    if request.param == "simulated":
+        return EnsembleClients()
     return ZooKeeperClients(request.getfixturevalue("shared_server"))
 
 
