@@ -84,7 +84,7 @@ def make_clusters(kernel: Kernel, network: Network, directory: Path, shape: Shap
     """The clusters of a world, with their nodes' files written; nothing runs yet."""
     clusters: dict[str, WorldCluster] = {}
     for number, name in enumerate(NAMES[: len(shape.nodes)], start=1):
-        clusters[name] = WorldCluster(name, number, Ensemble(kernel, name))
+        clusters[name] = WorldCluster(name, number, Ensemble(kernel))
     names = list(clusters)
     for name, cluster in clusters.items():
         others = [each for each in names if each != name]
