@@ -1,7 +1,7 @@
 """The plan of a bucket type: for each partition its segments, and its replicas with their applied offsets.
 
-Any node serves it by requests to all others. A node that does not respond in time, or fails to list its replicas, is left
-out, so a partition may have no replica in the plan. A plan is a hint of one moment; a stream's head has the facts
+Any node serves it by requests to all others. A node that does not respond in time, or fails to list its replicas, is
+left out, so a partition may have no replica in the plan. A plan is a hint of one moment; a stream's head has the facts
 (`aae.row_stream.wire`).
 """
 
