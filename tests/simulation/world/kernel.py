@@ -25,6 +25,9 @@ MS = 1_000_000
 SECOND = 1_000 * MS
 
 
+_DIGEST_MASK = (1 << 64) - 1
+
+
 class Stuck(AssertionError):
     """The world did more than it was given to do."""
 
@@ -60,6 +63,7 @@ class Kernel:
         self.random = random.Random(seed)
         self.now_ns = 0
         self.events_run = 0
+        self._digest = 0
         self._heap: list[tuple[int, int, KernelEvent]] = []
         self._numbers = 0
         self._hub = getcurrent()
@@ -82,7 +86,7 @@ class Kernel:
         outside = product_machine.machine()
         try:
             while heap and heap[0][0] <= until_ns:
-                at_ns, _, event = pop(heap)
+                at_ns, number, event = pop(heap)
                 callback = event.callback
                 if callback is None:
                     continue
@@ -99,6 +103,7 @@ class Kernel:
                     install(outside)
                 self.now_ns = at_ns
                 self.events_run += 1
+                self._digest = (self._digest * 1_000_003 ^ at_ns ^ number) & _DIGEST_MASK
                 callback()
                 if unless is not None and unless():
                     return True
@@ -113,6 +118,11 @@ class Kernel:
     def run_for(self, seconds: float, **more: object) -> bool:
         """`run` for some virtual seconds."""
         return self.run(self.now_ns + round(seconds * SECOND), **more)  # type: ignore[arg-type]
+
+    @property
+    def digest(self) -> str:
+        """Of all events so far: of their times and their order."""
+        return f"{self._digest:016x}"
 
     # Blocking code
 

@@ -1,0 +1,155 @@
+"""The clusters of a world: which nodes, which queues, sinks and full-syncs between them, and each node's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.simulation.world.disk import WorldDisk
+from tests.simulation.world.ensemble import Ensemble
+from tests.simulation.world.machine import VirtualMachine
+from tests.simulation.world.node import ADMIN_PORT, CLUSTER_PORT, HTTP_PORT, WorldNode
+
+if TYPE_CHECKING:
+    from tests.simulation.world.kernel import Kernel
+    from tests.simulation.world.network import Network
+
+NAMES = ("east", "west", "south")
+
+TEMPLATE = """\
+[node]
+name = "{name}"
+cluster = "{cluster}"
+id = {number}
+data_dir = "data"
+[listen]
+http = "{address}:{http}"
+admin = "{address}:{admin}"
+cluster = "{address}:{port}"
+[metastore]
+hosts = "metastore.{cluster}:2181"
+[replication]
+partitions = {partitions}
+factor = {factor}
+log_file_size = "256KB"
+log_batch_size = "64KB"
+log_size = "1MB"
+removed_copy_grace = "10s"
+checkpoint_interval = "10s"
+[log]
+format = "json"
+"""
+
+
+class Shape(NamedTuple):
+    """What a world is made of; all of it follows from its seed unless a caller chooses."""
+
+    nodes: tuple[int, ...] = (3, 3)
+    """Nodes of each cluster."""
+    partitions: int = 3
+    one_way: bool = False
+    """The last cluster only receives."""
+
+    @classmethod
+    def drawn(cls, random: Random) -> Shape:
+        """A shape by chance: two clusters mostly, each of one to three nodes."""
+        clusters = random.choice((2, 2, 2, 3))
+        nodes = tuple(random.choice((1, 2, 3, 3)) for _ in range(clusters))
+        return cls(nodes, random.choice((1, 2, 3)), random.random() < 0.2)
+
+
+class WorldCluster:
+    """One cluster: its nodes and its metastore."""
+
+    def __init__(self, name: str, number: int, ensemble: Ensemble) -> None:
+        self.name = name
+        self.number = number
+        self.ensemble = ensemble
+        self.nodes: dict[str, WorldNode] = {}
+        self.receives_from: tuple[str, ...] = ()
+        """Clusters whose queues its sinks fetch."""
+
+    def address(self, number: int) -> str:
+        """The address of its node `number`, from 1 on."""
+        return f"10.{self.number}.0.{number}"
+
+    @property
+    def running(self) -> list[WorldNode]:
+        """Its nodes with a process."""
+        return [node for node in self.nodes.values() if node.running]
+
+
+def make_clusters(kernel: Kernel, network: Network, directory: Path, shape: Shape) -> dict[str, WorldCluster]:
+    """The clusters of a world, with their nodes' files written; nothing runs yet."""
+    clusters: dict[str, WorldCluster] = {}
+    for number, name in enumerate(NAMES[: len(shape.nodes)], start=1):
+        clusters[name] = WorldCluster(name, number, Ensemble(kernel))
+    names = list(clusters)
+    for name, cluster in clusters.items():
+        others = [each for each in names if each != name]
+        if shape.one_way and len(names) > 1:
+            others = [each for each in others if each != names[-1]]  # it offers nothing
+        cluster.receives_from = tuple(others)
+    for (name, cluster), count in zip(clusters.items(), shape.nodes, strict=True):
+        receivers = [each.name for each in clusters.values() if name in each.receives_from]
+        for number in range(1, count + 1):
+            made = add_node(kernel, network, directory, clusters, cluster, number, shape)
+            text = _file(cluster, made, number, count, receivers, clusters, shape)
+            made.file.write_text(text)
+    return clusters
+
+
+def add_node(
+    kernel: Kernel,
+    network: Network,
+    directory: Path,
+    clusters: dict[str, WorldCluster],
+    cluster: WorldCluster,
+    number: int,
+    shape: Shape,
+) -> WorldNode:
+    """A machine with an empty directory."""
+    name = f"{cluster.name}-{number}"
+    machine = VirtualMachine(kernel, network, name, cluster.address(number))
+    place = directory / name
+    place.mkdir()
+    disk = WorldDisk(machine, place)
+    node = cluster.nodes[name] = WorldNode(machine, cluster.name, name, place, cluster.ensemble, disk)
+    return node
+
+
+def _file(
+    cluster: WorldCluster,
+    node: WorldNode,
+    number: int,
+    count: int,
+    receivers: list[str],
+    clusters: dict[str, WorldCluster],
+    shape: Shape,
+) -> str:
+    text = TEMPLATE.format(
+        name=node.name,
+        cluster=cluster.name,
+        number=number,
+        address=node.machine.address,
+        http=HTTP_PORT,
+        admin=ADMIN_PORT,
+        port=CLUSTER_PORT,
+        partitions=shape.partitions,
+        factor=count,
+    )
+    for receiver in receivers:
+        text += f'[[queues]]\nname = "{receiver}"\nfilter = "any"\nlease = "5s"\n'
+    for source in cluster.receives_from:
+        url = f"http://{clusters[source].address(1)}:{HTTP_PORT}"
+        text += f'[[sink.peers]]\nurl = "{url}"\nqueue = "{cluster.name}"\ncluster = "{source}"\n'
+    for receiver in receivers:
+        urls = f"http://{clusters[receiver].address(1)}:{HTTP_PORT}"
+        text += (
+            f'[[fullsync]]\nname = "{receiver}"\nurls = "{urls}"\nqueue = "{receiver}"\n'
+            f'cluster = "{receiver}"\nauto = 24\n'
+        )
+        if cluster.name in clusters[receiver].receives_from and receiver in cluster.receives_from:
+            text += f'bidirectional = true\npeer_queue = "{cluster.name}"\n'
+    return text

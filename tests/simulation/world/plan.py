@@ -1,0 +1,61 @@
+"""What is done in a world, and when: drawn from the seed before it begins.
+
+Each step has a seed of its own, from which it chooses its targets when its time has come. So a plan of which steps are
+left out does the same with the others, and a shrinker can look for the fewest that still fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import NamedTuple
+
+from tests.simulation.world.clusters import Shape
+from tests.simulation.world.steps import KINDS, StepKind
+
+SECONDS = 60.0
+"""Virtual time over which steps are spread."""
+
+
+class Step(NamedTuple):
+    """One thing that a client, an operator or a machine does."""
+
+    at_s: float
+    """Virtual seconds after the world is up."""
+    name: str
+    """One of `steps.STEPS`."""
+    seed: int
+    """Of its own choices."""
+
+
+class Plan(NamedTuple):
+    """All steps of a world, in the order of time."""
+
+    seed: str
+    shape: Shape
+    steps: tuple[Step, ...]
+
+    def without(self, left_out: Iterable[int]) -> Plan:
+        """The plan without the steps at these places."""
+        gone = set(left_out)
+        return self._replace(steps=tuple(step for at, step in enumerate(self.steps) if at not in gone))
+
+
+def drawn(
+    seed: int | str,
+    *,
+    shape: Shape | None = None,
+    operations: int = 300,
+    acts: int = 30,
+    seconds: float = SECONDS,
+) -> Plan:
+    """The plan of a seed: `operations` of clients, `acts` of operators and machines."""
+    random = Random(f"{seed}/plan")
+    shape = Shape.drawn(random) if shape is None else shape
+    steps = []
+    for kind, count in ((StepKind.OPERATION, operations), (StepKind.ACT, acts)):
+        names = list(KINDS[kind])
+        weights = [KINDS[kind][name].weight for name in names]
+        for name in random.choices(names, weights, k=count) if names else ():
+            steps.append(Step(round(random.random() * seconds, 6), name, random.getrandbits(48)))
+    return Plan(str(seed), shape, tuple(sorted(steps)))

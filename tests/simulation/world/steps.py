@@ -1,0 +1,89 @@
+"""The things that can happen in a world, by name: clients' operations, and acts of operators and machines.
+
+A module that teaches the world something decorates a coroutine with `step`. It gets a `Doing`: the world, and chances
+that are its own. What an act leaves broken it registers with `Doing.heal_later`, to be undone when the world heals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from enum import Enum
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from tests.simulation.world.clusters import WorldCluster
+    from tests.simulation.world.node import WorldNode
+    from tests.simulation.world.world import World
+
+T = TypeVar("T")
+
+
+class StepKind(Enum):
+    """Who does it."""
+
+    OPERATION = "operation"
+    """A client."""
+    ACT = "act"
+    """An operator, or a machine."""
+
+
+class Doing:
+    """One step that is being done."""
+
+    def __init__(self, world: World, name: str, seed: int) -> None:
+        self.world = world
+        self.name = name
+        self.chance = Random(seed)
+
+    def tell(self, what: str) -> None:
+        """Add to the story what was done."""
+        self.world.story.tell(self.name, what)
+
+    def heal_later(self, what: str, undo: Callable[[], object]) -> None:
+        """`undo` is called when the world heals, unless the step has undone it: call the returned function then."""
+        self.world.broken.append((what, undo))
+
+    def cluster(self) -> WorldCluster:
+        """A cluster by chance."""
+        return self.chance.choice(list(self.world.clusters.values()))
+
+    def node(self, among: Callable[[WorldNode], bool] = lambda _: True) -> WorldNode | None:
+        """A node by chance, of those that satisfy `among`; None if there is none."""
+        found = [node for node in self.world.nodes if among(node)]
+        return self.chance.choice(found) if found else None
+
+
+class StepOf(NamedTuple):
+    """A kind of step."""
+
+    name: str
+    perform: Callable[[Doing], Coroutine[Any, Any, None]]
+    weight: int
+    covers: frozenset[str]
+    """The admin routes ("POST /admin/queues/{queue}/suspend") and commands ("queue suspend") that it does."""
+
+
+KINDS: dict[StepKind, dict[str, StepOf]] = {kind: {} for kind in StepKind}
+
+
+def step(
+    kind: StepKind, *, weight: int = 1, covers: tuple[str, ...] = ()
+) -> Callable[[Callable[[Doing], Coroutine[Any, Any, None]]], Callable[[Doing], Awaitable[None]]]:
+    """Teach the world a step; its name is the function's, with dashes."""
+
+    def decorated(perform: Callable[[Doing], Coroutine[Any, Any, None]]) -> Callable[[Doing], Awaitable[None]]:
+        name = perform.__name__.replace("_", "-")
+        assert all(name not in known for known in KINDS.values()), name
+        KINDS[kind][name] = StepOf(name, perform, weight, frozenset(covers))
+        return perform
+
+    return decorated
+
+
+def found(name: str) -> StepOf:
+    """The step of this name."""
+    for known in KINDS.values():
+        if name in known:
+            return known[name]
+    raise KeyError(name)
