@@ -58,6 +58,9 @@ class Content(NamedTuple):
     metadata: tuple[tuple[str, str], ...] = ()
 
 
+PLAIN: Final = Content()
+
+
 @dataclass(slots=True, eq=False)
 class Operation:
     """One operation on one key. Times are of the kernel, in nanoseconds."""
@@ -71,7 +74,7 @@ class Operation:
     outcome: Outcome = Outcome.UNKNOWN
     value: str = ""
     """What a PUT wrote: no two write the same."""
-    content: Content = Content()
+    content: Content = PLAIN
     context: VectorClock | None = None
     """The clock that a write carried."""
     replaces_all: bool = False
