@@ -29,8 +29,9 @@ RECORDS_PATH = "/p"
 
 
 def services_of(node: WorldNode) -> NodeServices | None:
-    """The components of the node's process; None while there are none."""
-    return None if not node.running or node.node is None else node.node._services
+    """The components of the node's process; None while there are none, and once its store is closed."""
+    found = None if not node.running or node.node is None else node.node._services
+    return None if found is None or found.store._db.closed else found
 
 
 def running(cluster: WorldCluster) -> dict[str, NodeServices]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.world.oracles_state import Bounds, EqualContents, Errors, Ledgers, OneContentPerDot
+from tests.simulation.world.oracles_told import Told
 
 if TYPE_CHECKING:
     from tests.simulation.world.oracle import Oracle
@@ -13,4 +14,4 @@ if TYPE_CHECKING:
 
 def all_of(world: World) -> tuple[Oracle, ...]:
     """New oracles for a world that has not begun."""
-    return (EqualContents(), OneContentPerDot(), Ledgers(), Bounds(), Errors())
+    return (EqualContents(), OneContentPerDot(), Ledgers(), Bounds(), Errors(), Told(world.kernel.seed))
