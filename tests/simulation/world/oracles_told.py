@@ -30,7 +30,6 @@ from tests.simulation.world.node_state import (
     running,
     services_of,
     shown,
-    uuid_of,
 )
 
 if TYPE_CHECKING:
@@ -302,20 +301,17 @@ class KeyTruth(NamedTuple):
     lives: Any
 
 
-def judge_key(
-    document: Mapping[str, Any], own: str, uuids: Mapping[str, str], before: KeyTruth, after: KeyTruth
-) -> list[str]:
+def judge_key(document: Mapping[str, Any], own: str, before: KeyTruth, after: KeyTruth) -> list[str]:
     """`GET /admin/explain`: the key's clock here, its state in other clusters, and "acknowledged" only where the other
-    cluster has it. `uuids`: name of a cluster -> its uuid in hex."""
+    cluster has it."""
     wrong = []
     clock = after.clocks.get(own)
     if before.clocks.get(own) != clock or not document["known"]:
         return []
     found = document["object"]
-    if (None if found is None else found["clock"]) != (None if clock is None else clock.hex()):
-        wrong.append(
-            f"its clock is {None if clock is None else clock.hex()}, and it is said to be {found and found['clock']}"
-        )
+    said, is_so = None if found is None else found["clock"], None if clock is None else clock.hex()
+    if said != is_so:
+        wrong.append(f"its clock is said to be {said}, and it is {is_so}")
         return wrong
     if clock is None or before.lives != after.lives:
         return wrong
@@ -416,8 +412,7 @@ class Told:
         if answer is None:
             return
         self.judged[EXPLAIN] = self.judged.get(EXPLAIN, 0) + 1
-        uuids = {name: uuid_of(each).hex() for name, each in world.clusters.items()}
-        wrong = judge_key(answer.document, node.cluster, uuids, before, key_truth(world, key))
+        wrong = judge_key(answer.document, node.cluster, before, key_truth(world, key))
         self._wrong += [f"{node.name} explains {shown(key)}: {what}" for what in wrong]
 
     # What is so
