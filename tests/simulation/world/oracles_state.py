@@ -456,7 +456,8 @@ class Ledgers:
                 if queue.stored.owner is None or not queue.stored.owner.cluster:
                     continue
                 failures += ledger_is_open(f"{node.name}: queue {name}", ledger(queue))
-            for source in services.sink.overview()["sources"]:
+            for counters in services.sink._sources.values():
+                source = counters.as_dict()
                 if source["under_way"]:
                     failures.append(
                         f"{node.name}: of what it fetched from {source['source_cluster']} the outcome of "

@@ -15,6 +15,7 @@ from isthmus.aae.scheduling.history import CheckResult
 from isthmus.node.services import reassignment_status
 from isthmus.node.services.container import NodeServices
 from isthmus.queues.queue_server import QueueServer
+from isthmus.queues.wire import SERVING
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 from tests.simulation.world.asking import NoAnswer, ask
 from tests.simulation.world.kernel import SECOND
@@ -118,10 +119,19 @@ def _of_partition(
 
 
 def _of_sink(name: str, services: NodeServices) -> Iterator[str]:
-    for row in services.sink.listing():
-        if row["state"] not in ("running", "holding", "passed-over"):
-            yield f"{name}: its link to {row['peer']}, queue {row['queue']}, is {row['state']}: {row['reason']}"
-    if services.sink._pool.pushing:
+    sink = services.sink
+    for link_name, link in sink._pool.links.items():
+        errors = sink._pool.scheduler.errors(link_name)
+        where = f"{name}: its link to {link_name.peer}, queue {link_name.queue},"
+        if sink.is_suspended(link_name):
+            yield f"{where} is suspended"
+        elif errors:
+            yield f"{where} fails: {link.last_error}"
+        elif not link.fetches:
+            yield f"{where} has no answer yet"
+        elif link.source_state != SERVING:
+            yield f"{where} waits: the source is {link.source_state}"
+    if sink._pool.pushing:
         yield f"{name}: its sink stores a batch"
 
 
