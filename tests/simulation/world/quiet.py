@@ -131,7 +131,7 @@ def _of_sink(name: str, services: NodeServices) -> Iterator[str]:
             yield f"{where} has no answer yet"
         elif link.source_state != SERVING:
             yield f"{where} waits: the source is {link.source_state}"
-    if sink._pool.pushing:
+    if sink._pool.pushing():
         yield f"{name}: its sink stores a batch"
 
 
@@ -279,7 +279,8 @@ def wait_until_quiet(world: World, seconds: float) -> None:
         wait("what was compared is repaired")
         waits[:] = unproven(world, before)
         if not waits and fingerprint(world) == mark:
-            world.kernel.run_for(STABLE_S)
+            until_ns = world.kernel.now_ns + round(STABLE_S * SECOND)
+            world.run_until(lambda: world.kernel.now_ns >= until_ns, STABLE_S, "the time passes", every_s=LOOK_S)
             if fingerprint(world) == mark and settled():
                 return
             waits[:] = ["something has changed although all was delivered and proven"]
