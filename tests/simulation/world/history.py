@@ -74,7 +74,8 @@ class Operation:
     outcome: Outcome = Outcome.UNKNOWN
     value: str = ""
     """What a PUT wrote: no two write the same."""
-    content: Content = PLAIN
+    content: Content | None = PLAIN
+    """What it stored with the value; None: whatever the value before had."""
     context: VectorClock | None = None
     """The clock that a write carried."""
     replaces_all: bool = False
@@ -84,6 +85,8 @@ class Operation:
     """A write with If-None-Match: *."""
     clock: VectorClock | None = None
     """The clock in the answer."""
+    clock_hidden: bool = False
+    """The client does not show the clock, although there may be one."""
     repeated: bool = False
     """The answer is that to a request which had taken effect before: its clock is the key's at the time of the
     answer, or before it."""
@@ -184,6 +187,27 @@ class Rules:
     """Tombstones may be removed."""
 
 
+class Surprise(NamedTuple):
+    """An answer that a sound cluster does not give."""
+
+    at_ns: int
+    cluster: str
+    reason: str
+    """The code of the refusal."""
+    what: str
+
+
+class Listing(NamedTuple):
+    """A complete list of a bucket's keys."""
+
+    cluster: str
+    bucket_type: str
+    bucket: str
+    called_ns: int
+    answered_ns: int
+    keys: frozenset[str]
+
+
 @dataclass(slots=True)
 class History:
     """Everything that clients did in one world."""
@@ -192,8 +216,9 @@ class History:
     rules: dict[str, Rules] = field(default_factory=dict)
     """By bucket type."""
     losses: list[DeclaredLoss] = field(default_factory=list)
-    surprises: list[str] = field(default_factory=list)
-    """Answers that no fault explains."""
+    surprises: list[Surprise] = field(default_factory=list)
+    """Answers that a sound cluster does not give."""
+    listings: list[Listing] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     """Operations by kind and outcome, and attempts by answer."""
 
