@@ -606,6 +606,8 @@ class ProductSession(Session):
         for operation, result in zip(operations, results, strict=True):
             if isinstance(result, ClientError):
                 self.failed(operation, result)
+            elif operation.kind is Kind.DELETE:
+                self.end(operation, Outcome.UNKNOWN, "deleted-or-not-found")  # the client does not tell which
             else:
                 assert isinstance(result, Written)
                 self._written(operation, result)
