@@ -336,7 +336,11 @@ def _acknowledged(keys: KeyHistory, write: Operation) -> Iterator[str]:
             and other.kind is Kind.PUT
             and keys.promised(other)
             and keys.event(other).surely_in(write.clock)
-            and not any(keys.may_replace(newer, other) for newer in keys.writes if newer is not write)
+            and not any(
+                keys.may_replace(newer, other) and keys.event(newer).possibly_in(write.clock)
+                for newer in keys.writes
+                if newer is not write
+            )
         ):
             yield f"the key was to be absent, and had a value\n  {other}"
 
