@@ -24,7 +24,7 @@ from isthmus.repl.shortage import is_shortage, lacks_descriptors
 from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import checkpoint
 from tests.simulation.world.leveldb import LevelDb
-from tests.support.memory_disk import Extension, File, Truncation, Write
+from tests.support.memory_disk import Extension, File, Truncation, Write, apply, tear
 
 CAPACITY_BYTES: Final = 1 << 40
 """Size of a disk that is not full."""
@@ -75,6 +75,22 @@ class TrackedFile(File):
         self.lossy |= bool(self.pending)
         self.pending.clear()
 
+    def left(self, random: Random) -> bytes:
+        """What a power loss leaves: of what is pending all, nothing, all up to a point, or anything of each change."""
+        assert self.synced is not None
+        data = bytearray(self.synced)
+        how = random.randrange(4)
+        count = (0, len(self.pending), random.randint(0, len(self.pending)), 0)[how]
+        for change in self.pending[:count]:
+            apply(data, change)
+        for change in self.pending[count : count + 1] if how == 2 else self.pending if how == 3 else ():
+            match random.randrange(3):
+                case 0:
+                    apply(data, change)
+                case 1:
+                    tear(data, change, random)
+        return bytes(data)
+
     def release(self) -> None:
         """Nobody writes it any more."""
         if not self.pending and not self.lossy:
@@ -109,13 +125,11 @@ class TrackedDirectory:
             if name not in left:
                 os.unlink(os.path.join(self.path, name))
         for name, file in left.items():
-            if file.synced is None and self.names.get(name) is file:
+            if file.synced is None:
                 continue  # all of it is on the platter
             place = os.path.join(self.path, name)
-            file.load(lambda: b"")
-            data = bytes(file.survive("torn", random).cached)
             with open(place + ".left", "wb") as left_file:
-                left_file.write(data)
+                left_file.write(file.left(random))
             os.replace(place + ".left", place)
 
 
