@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 import msgpack
 
+from isthmus.repl.model.properties import Properties
+
 NEVER: Final = sys.maxsize
 
 VectorClock = Mapping[bytes, int]
@@ -185,6 +187,15 @@ class Rules:
     """dvv_enabled = false: a write may stay beside what it had seen."""
     reaps: bool = False
     """Tombstones may be removed."""
+
+    def note(self, properties: Properties) -> None:
+        """The bucket type has these properties in some cluster."""
+        single = properties.last_write_wins or not properties.allow_mult
+        self.single = self.single or single
+        self.always_single = self.always_single and single
+        self.overwrites = self.overwrites and properties.last_write_wins
+        self.unseen = self.unseen or not properties.dvv_enabled
+        self.reaps = self.reaps or properties.reap_after_ms is not None or properties.repl_reap
 
 
 class Surprise(NamedTuple):

@@ -35,8 +35,9 @@ from tests.simulation.world.history import (
     descends,
     shown,
 )
-from tests.simulation.world.node_state import running, uuid_of
+from tests.simulation.world.node_state import reaped_of, running, uuid_of
 from tests.simulation.world.sessions import RawSession
+from tests.simulation.world.workload import note_rules
 
 if TYPE_CHECKING:
     from tests.simulation.world.world import World
@@ -230,6 +231,8 @@ class KeyHistory:
         """What is wrong with the values of a state, whoever reads it."""
         if len(set(state.values)) != len(state.values) and not self._losses:
             yield f"a write took effect twice: {state.values}"
+        if len(state.values) > 1 and self.rules.always_single and not self._losses:
+            yield f"siblings, where only the newest is kept: {state.values}"
         for value in state.values:
             write = self.by_value.get(value)
             if write is None:
@@ -473,7 +476,9 @@ class CommittedReads:
 
     name = "committed-reads"
 
-    def look(self, _world: World) -> list[str]:
+    def look(self, world: World) -> list[str]:
+        for cluster in world.clusters.values():
+            note_rules(world.history, cluster)  # a metastore that returns to an older state notifies nobody
         return []
 
     def judge(self, world: World) -> list[str]:
@@ -488,6 +493,10 @@ def histories(world: World) -> dict[Key, KeyHistory]:
     """The history of each key."""
     uuids = {name: uuid_of(cluster) for name, cluster in world.clusters.items()}
     history = world.history
+    for cluster in world.clusters.values():
+        for bucket_type, reaped in reaped_of(cluster).items():
+            if reaped:  # also by an operator's order
+                history.rules_of(bucket_type).reaps = True
     return {
         key: KeyHistory(key, operations, history.rules_of(key.bucket_type), uuids, history.losses)
         for key, operations in history.keys.items()

@@ -89,11 +89,8 @@ class Model:
     def __init__(self, seed: int, properties: Properties = DEFAULTS) -> None:
         self.chance = Random(seed)
         self.clusters = [ModelCluster(name, properties) for name in ("east", "west")]
-        self.rules = Rules(
-            single=not properties.allow_mult or properties.last_write_wins,
-            always_single=not properties.allow_mult or properties.last_write_wins,
-            overwrites=properties.last_write_wins,
-        )
+        self.rules = Rules(always_single=True, overwrites=True)
+        self.rules.note(properties)
         self.operations: list[Operation] = []
         self.contexts: dict[str, Clock] = {}
         self._events: list[tuple[int, int, Callable[[], None]]] = []

@@ -14,7 +14,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from isthmus.client.steps import Endpoint, Request, Response, Send
-from tests.simulation.world.history import Key, Rules
+from isthmus.repl.controller.bucket_properties import (
+    PROPERTIES_PATH,
+    PropertyScope,
+    PropertySettings,
+    decode_properties,
+    effective,
+)
+from isthmus.repl.metastore.port import Versioned
+from tests.simulation.world.history import History, Key, Rules
 from tests.simulation.world.node import ADMIN_PORT
 from tests.simulation.world.raw_http import RawTransport
 from tests.simulation.world.sessions import Known, ProductSession, RawSession, Session
@@ -68,12 +76,26 @@ def prepare(world: World) -> Workload:
     world.run_until(making.done, READY_S, "bucket types are made")
     making.result()
     for name in ("default", *made):
-        props = TYPES[name]
-        single = props.get("allow_mult") is False or bool(props.get("last_write_wins"))
-        reaps = props.get("delete_mode", "keep") != "keep" or bool(props.get("repl_reap"))
-        world.history.rules[name] = Rules(single, single, bool(props.get("last_write_wins")), False, reaps)
+        world.history.rules[name] = Rules(always_single=True, overwrites=True)
+    for cluster in world.clusters.values():
+        note_rules(world.history, cluster)
+        cluster.ensemble.tree.listen(functools.partial(_noted, world.history, cluster))
     keys = [Key(name, BUCKET, f"k{number}") for name in ("default", *made) for number in range(KEYS)]
     return Workload(_sessions(world, chance), keys)
+
+
+def note_rules(history: History, cluster: WorldCluster) -> None:
+    """Record the properties that bucket types have in a cluster now, as its metastore has them."""
+    read = cluster.ensemble.tree.read(PROPERTIES_PATH)
+    found = None if read is None else decode_properties(Versioned(read[0], read[1].version))
+    settings = PropertySettings() if found is None else found
+    for name, rules in history.rules.items():
+        rules.note(effective(settings.values(PropertyScope(name, BUCKET.encode()))))
+
+
+def _noted(history: History, cluster: WorldCluster, path: str, _parent: str) -> None:
+    if path == PROPERTIES_PATH:
+        note_rules(history, cluster)
 
 
 def _sessions(world: World, chance: Random) -> list[Session]:
