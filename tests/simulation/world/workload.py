@@ -7,6 +7,7 @@ operation at a time, and goes on through faults with what it knows.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
