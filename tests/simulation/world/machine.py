@@ -124,7 +124,7 @@ class VirtualMachine:
     def monotonic_s(self) -> float:
         return self.boottime_ns() / SECOND
 
-    perf_s = cpu_s = monotonic_s
+    perf_s = cpu_s = process_cpu_s = monotonic_s
 
     def wall_ns(self) -> int:
         return EPOCH_NS + self.boottime_ns() + self.wall_offset_ns
