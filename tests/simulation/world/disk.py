@@ -134,11 +134,10 @@ class TrackedDirectory:
 
 
 class WorldDisk:
-    """The disk of a machine whose node has its files in `directory`. `charge_ms` lets virtual time pass for the code
+    """The disk of a machine. `charge_ms` lets virtual time pass for the code
     that waits for the disk, and is called before anything is done. Everything goes through one process at a time."""
 
-    def __init__(self, directory: Path, charge_ms: Callable[[float], None] = lambda _: None) -> None:
-        self.directory = directory
+    def __init__(self, charge_ms: Callable[[float], None] = lambda _: None) -> None:
         self._charge_ms = charge_ms
         self._latency_ms = 0.0
         self._capacity_bytes = CAPACITY_BYTES
@@ -156,10 +155,8 @@ class WorldDisk:
         self.files = ProcessFiles(self)
 
     def process_ends(self) -> None:
-        """The process is gone, with its descriptors, its databases and the lock of its data directory; the page cache
-        is still there."""
+        """The process is gone, with its descriptors and its databases; the page cache is still there."""
         self.files.end()
-        _unlock(self.directory)
 
     def database(self, name: str, **options: Any) -> LevelDb:
         """Open the database in the directory `name`; takes what plyvel.DB takes."""
@@ -519,18 +516,3 @@ def _inode(path: str) -> int | None:
 
 def _whole(fd: int) -> bytes:
     return os.pread(fd, os.fstat(fd).st_size, 0)
-
-
-def _unlock(directory: Path) -> None:
-    """Release the locks that processes which are gone hold below `directory`. Their objects may still be there, and
-    close their descriptors later: so each keeps its number."""
-    root = os.path.join(os.path.realpath(directory), "")
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue
-        if target.startswith(root) and os.path.basename(target) == "lock":
-            null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            os.dup2(null, int(name), inheritable=False)
-            os.close(null)

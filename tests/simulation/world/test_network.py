@@ -8,6 +8,7 @@ import gc
 import http.client
 import os
 import socket
+import ssl
 import sys
 import time
 import warnings
@@ -21,14 +22,19 @@ from isthmus.client.steps import Endpoint, NoAnswer, Request, Response, Send
 from isthmus.client.transport import AsyncTransport
 from isthmus.repl import machine as product_machine
 from isthmus.repl.http.async_client import AsyncHttpPeer
-from isthmus.repl.http.client import OPEN
+from isthmus.repl.http.client import OPEN, HttpPeer, PeerCredentials
 from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.security.accepting import Acceptor, PlainServer
+from isthmus.repl.security.tls import HANDSHAKE_TIMEOUT_S, LinkTls, server_contexts
+from isthmus.repl.security.tls_server import TlsServer
+from isthmus.repl.transport.links import ClusterLinks
 from tests.simulation.world.kernel import SECOND, Kernel
+from tests.simulation.world.libraries import sockets_in_libraries
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
-from tests.simulation.world.sockets import VirtualSocket, polling
+from tests.simulation.world.sockets import VirtualSocket
 from tests.simulation.world.tcp import WINDOW_BYTES
+from tests.support.tls_files import CertificateFolder
 
 PORT = 8098
 
@@ -760,7 +766,7 @@ def test_requests_in_a_greenlet(monkeypatch: pytest.MonkeyPatch) -> None:
         session.close()
         return found
 
-    with polling():
+    with sockets_in_libraries():
         assert two.block(two.a, ask) == [b"hello", b"hello", 1, b"hello", 2]
 
 
@@ -814,7 +820,7 @@ def test_client_transport() -> None:
         await transport.close()
         return found
 
-    with polling():
+    with sockets_in_libraries():
         one, again, first, third, second, silent, refused = two.call(two.a, ask())
     assert isinstance(one, Response)
     assert one.body == again.body == third.body == b"hello"
@@ -823,6 +829,141 @@ def test_client_transport() -> None:
     assert (silent.sent, silent.silent) == (True, True)
     assert isinstance(refused, NoAnswer)
     assert not refused.sent
+
+
+class LinkedNode:
+    """A node's links on its machine, and what they reported."""
+
+    def __init__(self, two: Two, machine: VirtualMachine, other: VirtualMachine, tls: LinkTls | None = None) -> None:
+        self.changes: list[bool] = []
+        self._two = two
+        self.machine = machine
+        self.links = ClusterLinks(
+            node=machine.name,
+            cluster="c",
+            cluster_uuid=bytes(16),
+            ping_interval_ms=500,
+            dead_after_ms=3000,
+            dial_delay_max_ms=1000,
+            live_limit_bytes=1 << 24,
+            catch_up_limit_bytes=1 << 24,
+            catch_up_share_percent=20,
+            catch_up_rate_bytes=0,
+            message_limit_bytes=1 << 24,
+            on_request=self._answer,
+            tls=tls,
+        )
+        self.links.listener = self
+        sock: Any = two.listener(machine)
+
+        async def begin() -> None:
+            await self.links.start(sock)
+            self.links.set_nodes({other.name: f"{other.address}:{PORT}"})
+
+        two.call(machine, begin())
+
+    async def _answer(self, node: str, method: str, body: bytes) -> bytes:
+        return body + body
+
+    def received(self, node: str, deliveries: Any) -> None:
+        """See LinkListener."""
+
+    def link_changed(self, node: str, up: bool) -> None:
+        """See LinkListener."""
+        self.changes.append(up)
+
+    def stream_wanted(self, node: str) -> None:
+        """See LinkListener."""
+
+    def ask(self, node: str, body: bytes) -> bytes:
+        """A request to another node."""
+        answer: bytes = self._two.call(self.machine, self.links.request(node, "twice", body, timeout_ms=2000))
+        return answer
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_links_of_a_cluster(folder: CertificateFolder, secured: bool) -> None:
+    """The product's links between nodes connect in both directions, carry requests of a megabyte, notice a cut within
+    the time that they are given, and connect again after it; with TLS, too."""
+    two = Two()
+    nodes = [
+        LinkedNode(two, one, other, folder.link(one.name) if secured else None)
+        for one, other in ((two.a, two.b), (two.b, two.a))
+    ]
+    two.until(lambda: all(node.changes == [True] for node in nodes), 10)
+    body = chance_bytes(two, 1 << 20)
+    assert nodes[0].ask("b", body) == body + body
+    two.network.cut(two.a, two.b)
+    two.wait(5)
+    assert [node.changes[-1] for node in nodes] == [False, False]
+    two.network.heal()
+    two.wait(5)
+    assert [node.changes[-1] for node in nodes] == [True, True]
+    assert nodes[1].ask("a", b"x") == b"xx"
+    for node in nodes:
+        two.call(node.machine, node.links.stop())
+    assert not two.network.connections()
+
+
+def serve_tls(two: Two, folder: CertificateFolder, **options: Any) -> TlsServer:
+    """Serve HTTP with the product's TLS server on `b`."""
+    sock: Any = two.listener(two.b)
+    contexts = server_contexts(folder.files("b"), ssl.CERT_NONE)
+
+    async def begin() -> TlsServer:
+        server = TlsServer("test", sock, lambda: Answers(bytes(100_000)), contexts.current, **options)
+        server.start()
+        return server
+
+    started: TlsServer = two.call(two.b, begin())
+    return started
+
+
+def peer_access(folder: CertificateFolder) -> PeerCredentials:
+    """Checks that the peer is of cluster c."""
+    return PeerCredentials(lambda: folder.client(), cluster="c")
+
+
+def test_tls_of_asyncio(folder: CertificateFolder) -> None:
+    """The product's TLS server and its asyncio HTTP client do their handshake and exchange, pieces cut anywhere; a
+    client that says nothing is dropped after the time for a handshake, one without TLS gets the hint."""
+    two = Two()
+    server = serve_tls(two, folder, hint=b"speak TLS")
+
+    async def ask() -> int:
+        peer = AsyncHttpPeer(f"https://{two.b.address}:{PORT}", peer_access(folder))
+        try:
+            return len(await peer.post("/x", b"q", media_type="a/b", timeout_ms=5000, limit_bytes=1 << 20))
+        finally:
+            peer.abort()
+
+    assert two.call(two.a, ask()) == 100_000
+    _, silent = two.call(two.a, two.a.loop.create_connection(Recorder, two.b.address, PORT))
+    _, plain = two.call(two.a, two.a.loop.create_connection(Recorder, two.b.address, PORT))
+    plain.transport.write(b"GET / HTTP/1.1\r\n\r\n")
+    two.wait(1)
+    assert (plain.data, plain.lost) == (b"speak TLS", [None])
+    assert not silent.lost
+    two.wait(HANDSHAKE_TIMEOUT_S)
+    assert silent.lost == [None]
+    assert server.refused == {"plaintext": 1, "timeout": 1}
+
+
+def test_tls_of_blocking_clients(folder: CertificateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product's blocking HTTP client exchanges over TLS in a greenlet, and a peer of another cluster is refused."""
+    two = Two()
+    monkeypatch.setattr("urllib3.util.connection.create_connection", _create_connection)
+    serve_tls(two, folder)
+
+    def ask(cluster: str) -> int:
+        access = PeerCredentials(lambda: folder.client(), cluster=cluster)
+        peer = HttpPeer(f"https://{two.b.address}:{PORT}", 1, access)
+        return sum(len(peer.post("/x", b"q", media_type="a/b", timeout_ms=5000, limit_bytes=1 << 20)) for _ in range(2))
+
+    with sockets_in_libraries():
+        assert two.block(two.a, lambda: ask("c")) == 200_000
+        with pytest.raises(PeerFault, match="its certificate must name"):
+            two.block(two.a, lambda: ask("other"))
 
 
 @pytest.mark.timing
