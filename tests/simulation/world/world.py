@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.simulation.world import quiet
+from tests.simulation.world import quiet, workload
 from tests.simulation.world.clusters import Shape, WorldCluster, make_clusters
 from tests.simulation.world.history import History
 from tests.simulation.world.kernel import SECOND, Kernel
@@ -99,6 +99,10 @@ class World:
         for node in self.nodes:
             node.start()
         self.run_until(self.all_ready, READY_S, "all nodes serve")
+
+    def prepare(self) -> None:
+        """Make what clients need: bucket types and sessions."""
+        self.workload = workload.prepare(self)
 
     def all_ready(self) -> bool:
         """Every node has a process that is ready."""
