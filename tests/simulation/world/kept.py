@@ -1,4 +1,4 @@
-"""Plans as text, and those that once failed: each found a defect that is mended, with the fewest steps that showed it."""
+"""Plans as text, and those that once failed, with the fewest steps that showed it; what they found is mended."""
 
 from __future__ import annotations
 
