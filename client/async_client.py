@@ -30,7 +30,7 @@ class AsyncClient:
         self._closed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the first call, to which locks and connections belong."""
-        self._operations = operations_of(settings)
+        self._operations = operations_of(settings, _loop_s)
         self._batches = Batches(self._operations)
 
     async def __aenter__(self) -> Self:
@@ -306,3 +306,8 @@ class AsyncClient:
         except TimeoutError:
             pass
         return None
+
+
+def _loop_s() -> float:
+    """The clock of the running event loop, by which its time-outs are."""
+    return asyncio.get_running_loop().time()

@@ -30,7 +30,6 @@ from isthmus.client.operations import (
     Operations,
     check_content_type,
     check_metadata,
-    checked_id,
 )
 from isthmus.client.steps import Operation, Request, Response, Sleep
 from isthmus.client.values import encode_value
@@ -131,7 +130,7 @@ class Batches:
         key = self._operations.key(bucket_type, bucket, item.key)
         context = context_of(item.context, key)
         clock = None if context is None else context.vclock
-        request_id = checked_id(item.request_id)
+        request_id = self._operations.request_id(item.request_id)
         if isinstance(item, Delete):
             return _Slot(at, key, (*key, None, None, clock, None, request_id), 0)
         body, content_type = encode_value(item.value, item.content_type, self._operations.codecs)

@@ -65,7 +65,8 @@ def checked_seconds(name: str, value: float) -> float:
 
 class Exchange:
     """Sends requests to the nodes of a cluster. `now_s` is a monotonic clock, `authorization` gives the value of that
-    header, None: there is none."""
+    header, None: there is none. `chance` gives request ids and the lengths of pauses: the system's, unless a test needs
+    the same ones again."""
 
     def __init__(
         self,

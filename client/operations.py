@@ -6,8 +6,7 @@ import copy
 import json
 import random
 import re
-import secrets
-import time
+from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -40,6 +39,9 @@ from isthmus.client.steps import Call, Operation, Request, Sleep
 from isthmus.client.values import Codecs, encode_value, keeps_type
 
 REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,64}")
+
+REQUEST_ID_BYTES: Final = 18
+"""Random bytes of a request id that the client makes: two are never equal, and base64 of them needs no padding."""
 
 PAGE_NAMES_MAX: Final = 10_000
 """Most names that a node sends in one page of a listing."""
@@ -105,6 +107,14 @@ class Operations:
         """The full name of an object. Raises BadRequest."""
         return Key(self.type_of(bucket_type), name_bytes(bucket, "bucket"), name_bytes(key, "key"))
 
+    def request_id(self, given: str | None) -> str:
+        """The request id of a write: the given one, or one that no other write has. Raises BadRequest."""
+        if given is None:
+            return urlsafe_b64encode(self.exchange.chance.randbytes(REQUEST_ID_BYTES)).decode()
+        if not isinstance(given, str) or REQUEST_ID.fullmatch(given) is None:
+            raise BadRequest("a request id has 1 to 64 printable ASCII characters, no space", reason="bad-request-id")
+        return given
+
     def get(self, key: Key, resolver: Resolver | None, timeout_s: float | None) -> Operation[StoredObject]:
         """Read an object. Raises NotFound."""
         found = yield from self._read(key, resolver, self.exchange.deadline_s(timeout_s))
@@ -144,7 +154,7 @@ class Operations:
             *_condition(known, if_absent, if_unchanged),
         ]
         deadline_s = self.exchange.deadline_s(timeout_s)
-        return (yield from self._write(key, headers, body, checked_id(request_id), deadline_s))
+        return (yield from self._write(key, headers, body, self.request_id(request_id), deadline_s))
 
     def overwrite(
         self,
@@ -165,7 +175,7 @@ class Operations:
             context = answers.clock_of(head)
             headers = [*content, *_condition(context, head.status == 404, head.status != 404)]
             try:
-                return (yield from self._write(key, headers, body, new_id(), deadline_s))
+                return (yield from self._write(key, headers, body, self.request_id(None), deadline_s))
             except Conflict as conflict:
                 yield from self._before_next(attempt, deadline_s, key, conflict)
         raise AssertionError("unreachable: the last attempt raises")
@@ -200,7 +210,7 @@ class Operations:
             context = found.context
             headers = [*_content_headers(kind, extras), *_condition(context, before is None, before is not None)]
             try:
-                written = yield from self._write(key, headers, body, new_id(), deadline_s)
+                written = yield from self._write(key, headers, body, self.request_id(None), deadline_s)
             except Conflict as conflict:
                 yield from self._before_next(attempt, deadline_s, key, conflict)
             else:
@@ -219,7 +229,7 @@ class Operations:
     ) -> Operation[bool]:
         """Delete a key; False if there was nothing to delete."""
         known = context_of(context, key)
-        request_id = checked_id(request_id)
+        request_id = self.request_id(request_id)
         headers = (*_condition(known, False, if_unchanged), (b"X-Isthmus-Request-Id", request_id.encode()))
         request = Request(b"DELETE", key.path, headers)
         answer = yield from self.exchange.write(request, key, self.exchange.deadline_s(timeout_s), request_id)
@@ -350,25 +360,11 @@ class Operations:
         yield Sleep(wait_s)
 
 
-def operations_of(settings: Settings) -> Operations:
-    """The operations of a client with these options."""
+def operations_of(settings: Settings, now_s: Callable[[], float]) -> Operations:
+    """The operations of a client with these options. `now_s` is a monotonic clock."""
     nodes = Nodes(settings.seeds, routing=settings.routing, discover=settings.discover)
-    exchange = Exchange(nodes, settings.limits, time.monotonic, settings.authorization, random.Random())  # noqa: S311
+    exchange = Exchange(nodes, settings.limits, now_s, settings.authorization, random.SystemRandom())
     return Operations(exchange, settings.bucket_type, settings.codecs, settings.resolver, settings.update_attempts)
-
-
-def new_id() -> str:
-    """A request id that no other write has."""
-    return secrets.token_urlsafe(18)
-
-
-def checked_id(request_id: str | None) -> str:
-    """A given request id, or a new one. Raises BadRequest."""
-    if request_id is None:
-        return new_id()
-    if not isinstance(request_id, str) or REQUEST_ID.fullmatch(request_id) is None:
-        raise BadRequest("a request id has 1 to 64 printable ASCII characters, no space", reason="bad-request-id")
-    return request_id
 
 
 def check_content_type(content_type: str) -> bytes:

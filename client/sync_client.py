@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -27,7 +28,7 @@ class Client:
         settings = Settings(urls, options)
         self._transport = Transport(settings.ssl_context, settings.connections, certified=settings.certified)
         self._closed = threading.Event()
-        self._operations = operations_of(settings)
+        self._operations = operations_of(settings, time.monotonic)
         self._batches = Batches(self._operations)
 
     def __enter__(self) -> Self:

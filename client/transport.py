@@ -13,7 +13,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -71,7 +71,7 @@ class Transport:
 
     def send(self, send: Send) -> Response | NoAnswer:
         """The answer to a request."""
-        _attempt.set(_Attempt(send))
+        _attempt.set(_Attempt(send, time.monotonic))
         try:
             with self._pool.stream(**_arguments(send)) as response:
                 pieces, size_bytes = [], 0
@@ -104,7 +104,7 @@ class AsyncTransport:
 
     async def send(self, send: Send) -> Response | NoAnswer:
         """The answer to a request."""
-        attempt = _Attempt(send)
+        attempt = _Attempt(send, asyncio.get_running_loop().time)
         _attempt.set(attempt)
         try:
             async with asyncio.timeout(send.timeout_s), self._pool.stream(**_arguments(send)) as response:
@@ -128,11 +128,12 @@ class AsyncTransport:
 class _Attempt:
     """The attempt of the running thread or task."""
 
-    __slots__ = ("connect_end_s", "connects", "end_s", "joins", "sent")
+    __slots__ = ("_now_s", "connect_end_s", "connects", "end_s", "joins", "sent")
 
-    def __init__(self, send: Send) -> None:
-        self.end_s = time.monotonic() + send.timeout_s
-        """When it ends, by the monotonic clock."""
+    def __init__(self, send: Send, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self.end_s = now_s() + send.timeout_s
+        """When it ends, by the given clock."""
         self.connect_end_s = self.end_s
         """When connecting ends."""
         self.joins = 0 < len(send.request.body or b"") <= JOINED_BYTES_MAX
@@ -144,17 +145,17 @@ class _Attempt:
 
     def left_s(self, timeout_s: float | None) -> float:
         """The time for one wait; next to nothing when the attempt is over."""
-        left_s = max(0.001, self.end_s - time.monotonic())
+        left_s = max(0.001, self.end_s - self._now_s())
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
     def begin_connecting(self, timeout_s: float | None) -> None:
         """Start the time for a connection; TLS has what is left of it."""
         self.connects = True
-        self.connect_end_s = self.end_s if timeout_s is None else min(self.end_s, time.monotonic() + timeout_s)
+        self.connect_end_s = self.end_s if timeout_s is None else min(self.end_s, self._now_s() + timeout_s)
 
     def connect_left_s(self, timeout_s: float | None, shares: int = 1) -> float:
         """An equal share of what is left for connecting; next to nothing when it is over."""
-        left_s = max(0.001, (self.connect_end_s - time.monotonic()) / shares)
+        left_s = max(0.001, (self.connect_end_s - self._now_s()) / shares)
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
     def holds(self) -> bool:

@@ -1,7 +1,8 @@
 """The plan of a bucket type: for each partition its segments, and its replicas with their applied offsets.
 
-Any node serves it by requests to all others; a node that does not respond in time is left out, so a partition may have
-no replica in the plan. A plan is a hint of one moment; a stream's head has the facts (`aae.row_stream.wire`).
+Any node serves it by requests to all others. A node that does not respond in time, or fails to list its replicas, is
+left out, so a partition may have no replica in the plan. A plan is a hint of one moment; a stream's head has the facts
+(`aae.row_stream.wire`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from isthmus.aae.ports import NodeRpc, RpcHandler
 from isthmus.aae.row_stream.streams import RowStreams, StreamReplicas
 from isthmus.repl.model.errors import CodecError, IsthmusError
+from isthmus.repl.unforeseen import unforeseen
 
 METHOD: Final = "aae.rows_held"
 
@@ -110,17 +112,25 @@ class RowPlan:
     async def _own_replicas(self, bucket_type: bytes) -> list[ReplicaStatus]:
         held = list(self._replicas.stream_replicas(bucket_type))
         estimates = await self._streams.estimates(held)
-        return [
-            ReplicaStatus(one.partition, one.leads, one.whole, *self._streams.applied(one.partition), estimate)
-            for one, estimate in zip(held, estimates, strict=True)
-        ]
+        found = []
+        for one, estimate in zip(held, estimates, strict=True):
+            try:
+                applied = self._streams.applied(one.partition)
+            except Exception as error:  # the other replicas are in the plan
+                unforeseen.exception("row_plan.replica_bug", error, partition=one.partition)
+            else:
+                found.append(ReplicaStatus(one.partition, one.leads, one.whole, *applied, estimate))
+        return found
 
     async def _replicas_of(self, node: str, bucket_type: bytes) -> Sequence[ReplicaStatus]:
-        if node == self._node:
-            return await self._own_replicas(bucket_type)
         try:
+            if node == self._node:
+                return await self._own_replicas(bucket_type)
             return _decode(await self._rpc.request(node, METHOD, bucket_type, TIMEOUT_MS))
         except IsthmusError:
+            return ()
+        except Exception as error:  # the plan has the other nodes' replicas
+            unforeseen.exception("row_plan.node_bug", error, peer=node)
             return ()
 
     async def _serve_replicas(self, _node: str, body: bytes) -> bytes:

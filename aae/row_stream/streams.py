@@ -38,6 +38,7 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, NotLeader, NotRead
 from isthmus.repl.store.port import AppliedPosition, Snapshot, Store
 from isthmus.repl.store.rows import bucket_head, segment_name
 from isthmus.repl.telemetry import Family, Sample
+from isthmus.repl.unforeseen import unforeseen
 
 STREAMS_MAX: Final = 16
 """Streams open on a node. Each holds a frame of about 1 MB and a snapshot, which keeps old tables on disk."""
@@ -186,6 +187,9 @@ class RowStreams:
                     if count >= SAMPLE_ROWS:
                         return count * (end - first) // (last + 1 - first)
         except IsthmusError:
+            return None
+        except Exception as error:  # the other replicas have theirs
+            unforeseen.exception("row_stream.estimate_bug", error, partition=replica.partition)
             return None
         return count
 

@@ -19,9 +19,11 @@ from isthmus.repl.metastore.zookeeper import SessionFactory, ZooKeeperMetastore
 from isthmus.repl.metastore.zookeeper_session import ZooKeeperSession
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.record import Registration
+from isthmus.repl.replog.files import FileIO
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.security.tls import LinkTls
-from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.checkpoint import Disk
+from isthmus.repl.store.leveldb import PLYVEL, LevelStore, OpenDatabase
 from isthmus.repl.transport.links import ClusterLinks
 from isthmus.repl.transport.rpc import DirectHandler
 
@@ -110,8 +112,15 @@ def metastore_of(
     )
 
 
-def open_store(settings: Settings, cluster_uuid: bytes, boot_id: str) -> LevelStore:
-    """The store of the data directory. Blocks; raises LocalFault."""
+def open_store(
+    settings: Settings,
+    cluster_uuid: bytes,
+    boot_id: str,
+    *,
+    database: OpenDatabase = PLYVEL,
+    disk: Disk | None = None,
+) -> LevelStore:
+    """The store of the data directory; `database` and `disk` as in `LevelStore.open`. Blocks; raises LocalFault."""
     replication = settings.replication
     return LevelStore.open(
         settings.node.data_dir / "store",
@@ -120,11 +129,15 @@ def open_store(settings: Settings, cluster_uuid: bytes, boot_id: str) -> LevelSt
         block_cache_bytes=replication.block_cache_bytes,
         boot_id=boot_id,
         request_window_offsets=replication.dedup_window_count,
+        database=database,
+        disk=disk,
     )
 
 
-def open_log(settings: Settings, cluster_uuid: bytes, known_durable: Mapping[int, int]) -> FileLog:
-    """The log of the data directory; `known_durable` as in `FileLog.open`. Blocks; raises LocalFault."""
+def open_log(
+    settings: Settings, cluster_uuid: bytes, known_durable: Mapping[int, int], *, io: FileIO | None = None
+) -> FileLog:
+    """The log of the data directory; `known_durable` and `io` as in `FileLog.open`. Blocks; raises LocalFault."""
     replication = settings.replication
     return FileLog.open(
         settings.node.data_dir / "log",
@@ -134,6 +147,7 @@ def open_log(settings: Settings, cluster_uuid: bytes, known_durable: Mapping[int
         file_bytes=replication.log_file_bytes,
         batch_bytes=replication.log_batch_bytes,
         known_durable=known_durable,
+        io=io,
     )
 
 

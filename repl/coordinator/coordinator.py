@@ -455,11 +455,12 @@ class Coordinator:
                 waiter.results[slot] = target
         for local in waiting:
             waiter.preset(local.slots, NotReady("the partition's next leader was not ready in time"))
+        waiter.remaining += len(away)  # before the first is sent: one that cannot be is decided at once
         for node, part in away.items():
-            waiter.remaining += 1
             self._forward(node, part, waiter)
         if not waiter.remaining:
-            waiter.future.set_result(waiter.results)
+            if not waiter.future.done():
+                waiter.future.set_result(waiter.results)
             return waiter.future
         if posted:
             self._gate.arrived(sum([len(part.slots) for part in posted]))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar, cast
 
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.coordinator.kv_rpc import GET, LATER, LIST, PUSH, WRITE, ListAsk, ListPage
@@ -44,21 +44,24 @@ REQUEST_ITEMS: Final = 1_000
 
 Done = Callable[[list[object]], None]
 
+Item = TypeVar("Item")
+
 
 class ForwardedBatch:
     """Encoded items for one node, and their answers, in order. The last answer calls `done`.
 
-    `room_bytes` bounds the answers of reads: once they have reached it, the other items are refused as Overloaded.
+    An item that could not be encoded stands there as its answer, an error. `room_bytes` bounds the answers of reads:
+    once they have reached it, the other items are refused as Overloaded.
     """
 
     __slots__ = ("answers", "done", "items", "missing", "room_bytes")
 
-    def __init__(self, items: list[bytes], done: Done, room_bytes: int = 0) -> None:
+    def __init__(self, items: list[bytes | IsthmusError], done: Done, room_bytes: int = 0) -> None:
         self.items = items
         self.done = done
         self.room_bytes = room_bytes
-        self.answers: list[object] = [LATER] * len(items)
-        self.missing = len(items)
+        self.answers: list[object] = [LATER if type(item) is bytes else item for item in items]
+        self.missing = self.answers.count(LATER)
 
     def put(self, slot: int, answer: object) -> None:
         """Set the answer of one item."""
@@ -67,7 +70,14 @@ class ForwardedBatch:
             self.room_bytes -= len(answer)
         self.missing -= 1
         if not self.missing:
+            self.end()
+
+    def end(self) -> None:
+        """Pass all answers on. What their receiver raises costs other batches of the same request nothing."""
+        try:
             self.done(self.answers)
+        except Exception as error:
+            unforeseen.exception("forwarding.answer_bug", error)
 
     def give_up(self, error: IsthmusError) -> None:
         """Set `error` as the answer of every item that has none."""
@@ -103,11 +113,11 @@ class LeaderForwarder:
 
     def write(self, node: str, requests: Sequence[WriteRequest], done: Done) -> None:
         """Forward writes; `done` is called once with a WriteResult or an error for each, in order."""
-        self._post(node, WRITE, None, ForwardedBatch([kv_rpc.encode_write(r) for r in requests], done))
+        self._post(node, WRITE, None, ForwardedBatch(_encoded(kv_rpc.encode_write, requests), done))
 
     def push(self, node: str, items: Sequence[PushItem], done: Done) -> None:
         """Forward pushes; `done` is called once with a PushResult or an error for each, in order."""
-        self._post(node, PUSH, None, ForwardedBatch([kv_rpc.encode_push(item) for item in items], done))
+        self._post(node, PUSH, None, ForwardedBatch(_encoded(kv_rpc.encode_push, items), done))
 
     async def get(self, node: str, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
         """Forward reads; returns the payload, None or an error for each, in order. The answers stay below `room_bytes`,
@@ -118,7 +128,7 @@ class LeaderForwarder:
             if not future.done():
                 future.set_result(answers)
 
-        self._post(node, GET, isolation, ForwardedBatch([kv_rpc.encode_key(key) for key in keys], done, room_bytes))
+        self._post(node, GET, isolation, ForwardedBatch(_encoded(kv_rpc.encode_key, keys), done, room_bytes))
         return await future
 
     async def page(self, node: str, ask: ListAsk) -> ListPage:
@@ -158,6 +168,9 @@ class LeaderForwarder:
             yield "isthmus_forwarded_items_total", {"method": method}, count
 
     def _post(self, node: str, method: str, isolation: Isolation | None, batch: ForwardedBatch) -> None:
+        if not batch.missing:
+            self._loop.call_soon(batch.end)
+            return
         self._outbox.setdefault((node, method, isolation), []).append(batch)
         if not self._scheduled:
             self._scheduled = True
@@ -212,7 +225,9 @@ class _Delivery:
         self._decode = decode
         self._request_bytes = request_bytes
         self._timeout_ms = timeout_ms
-        self._waiting: _Waiting = [(batch, slot) for batch in batches for slot in range(len(batch.items))]
+        self._waiting: _Waiting = [
+            (batch, slot) for batch in batches for slot, answer in enumerate(batch.answers) if answer is LATER
+        ]
         self._sent: _Waiting = []
         self.item_count = len(self._waiting)
 
@@ -232,7 +247,7 @@ class _Delivery:
     def _send_next(self) -> None:
         """Send the next request. Items of one that cannot be sent are answered at once."""
         while self._waiting:
-            items = [batch.items[slot] for batch, slot in self._waiting[:REQUEST_ITEMS]]
+            items = cast("list[bytes]", [batch.items[slot] for batch, slot in self._waiting[:REQUEST_ITEMS]])
             count = _fitting(items, self._request_bytes)
             self._sent, self._waiting = self._waiting[:count], self._waiting[count:]
             body = kv_rpc.encode_body(self._isolation, items[:count])
@@ -277,6 +292,21 @@ class _Delivery:
             self._waiting = later + self._waiting
         if self._method == GET and self._waiting:
             self._waiting = _with_room(self._waiting)
+
+
+def _encoded(encode: Callable[[Item], bytes], items: Sequence[Item]) -> list[bytes | IsthmusError]:
+    """The items of a request; an InternalError where one cannot be encoded."""
+    try:
+        return [encode(item) for item in items]
+    except Exception:  # noqa: BLE001 -- each item names its own below
+        return [_encoded_alone(encode, item) for item in items]
+
+
+def _encoded_alone(encode: Callable[[Item], bytes], item: Item) -> bytes | IsthmusError:
+    try:
+        return encode(item)
+    except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+        return unforeseen.exception("forwarding.item_bug", error)
 
 
 def _unanswered(method: str, text: str) -> IsthmusError:

@@ -38,6 +38,7 @@ from isthmus.repl.metastore.tree_port import Create, Op, Set, Stat, VersionCheck
 from isthmus.repl.metastore.watch_cache import WatchCache
 from isthmus.repl.model.errors import Corruption, TooLarge, Unreadable
 from isthmus.repl.model.record import Member, PartitionRecord, Registration
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +93,10 @@ class TreeMetastore:
         path = full.removeprefix(self._base)
         hint = "/nodes" if path.startswith("/nodes/") else path
         for on_change in self._on_change:
-            on_change(hint)
+            try:
+                on_change(hint)
+            except Exception as error:  # a lost hint would leave the others with what they have read
+                unforeseen.exception("metastore.observer_bug", error, path=hint)
 
     def _invalidate_caches(self, state: SessionState) -> None:
         """Invalidate the caches: watches do not survive a connection."""

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Set
 from typing import Final, Generic, TypeVar
 
 from isthmus.repl.metastore.tree_port import Stat, ZnodeClient, gather_all
-from isthmus.repl.model.errors import LocalFault, Unreadable
+from isthmus.repl.model.errors import IsthmusError, LocalFault, Unreadable
+from isthmus.repl.unforeseen import unforeseen
 
 FULL_READ_INTERVAL_S: Final = 60.0
 """A safety net: how long a value stays wrong if an event is lost. 64 records are read in 20 ms."""
@@ -26,8 +27,9 @@ V = TypeVar("V")
 
 class WatchCache(Generic[V]):
     """The values below `parent`, each decoded by `parse(name, path, value, stat)`. An Unreadable value is listed in
-    `unreadable`; with `keep` its last readable version stays among the values, otherwise it is left out. With `keep`
-    the same goes for a value that the tree refuses to read (an access list on one path)."""
+    `unreadable`, and so is one at which `parse` raises an exception that nobody foresaw; with `keep` its last readable
+    version stays among the values, otherwise it is left out. With `keep` the same goes for a value that the tree
+    refuses to read (an access list on one path)."""
 
     def __init__(
         self, tree: ZnodeClient, parent: str, parse: Callable[[str, str, bytes, Stat], V], *, keep: bool
@@ -140,3 +142,8 @@ class WatchCache(Generic[V]):
             return name, self._parse(name, path, *found), ""
         except Unreadable as error:
             return name, None, str(error)
+        except IsthmusError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- the other values are read
+            why = unforeseen.exception("metastore.value_bug", error, path=path)
+            return name, None, f"{path} in the metastore: {why}"

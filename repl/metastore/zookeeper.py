@@ -19,6 +19,7 @@ from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, Ve
 from isthmus.repl.metastore.tree_port import ZnodeSession
 from isthmus.repl.metastore.zookeeper_session import RECONNECT_DELAY_FIRST_S, ZooKeeperSession
 from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -115,4 +116,7 @@ class ZooKeeperMetastore(TreeMetastore):
         else:
             self._connected.clear()
         if self._on_session is not None:
-            self._on_session(state)
+            try:
+                self._on_session(state)
+            except Exception as error:  # the session goes on, and the hints of what it missed follow
+                unforeseen.exception("metastore.session_bug", error, state=state.value)

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from threading import Event, Lock
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -102,6 +102,17 @@ a few more for a thread that prepares ahead of it."""
 
 SPARE_BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 """Larger batches are not kept for reuse: one large step must not hold its memory for ever."""
+
+
+class OpenDatabase(Protocol):
+    """Opens a LevelDB database: `plyvel.DB`, or what has its interface and raises its errors."""
+
+    def __call__(self, name: str, **options: Any) -> Any:
+        """The database in the directory `name`; `options` are plyvel's. Raises plyvel.Error."""
+
+
+PLYVEL: Final[OpenDatabase] = plyvel.DB
+"""LevelDB itself."""
 
 
 class LevelDbView:
@@ -248,12 +259,13 @@ class LevelStore:
         boot_id: str,
         request_window_offsets: int = WINDOW_OFFSETS,
         disk: Disk | None = None,
+        database: OpenDatabase = PLYVEL,
     ) -> LevelStore:
         """The store in `directory`, made if it is not there. Blocks while LevelDB reads its logs.
 
         `request_window_offsets`: how many of a partition's last offsets have their request ids remembered. `boot_id`
-        identifies this run of the machine (Linux: /proc/sys/kernel/random/boot_id). Raises Corruption, WrongIdentity,
-        and LocalFault for a directory that is in use, unwritable or of another version.
+        identifies this run of the machine (Linux: /proc/sys/kernel/random/boot_id). `database` opens the rows. Raises
+        Corruption, WrongIdentity, and LocalFault for a directory that is in use, unwritable or of another version.
         """
         disk = disk or Disk()
         try:
@@ -271,8 +283,8 @@ class LevelStore:
             if not whole:
                 # A log that a power loss tore is read up to the damage, and a replay writes the rest again; a strict
                 # open would refuse it. This open moves its rows into tables.
-                _open_driver(directory, paranoid_checks=False, **options).close()
-            db = _open_driver(directory, paranoid_checks=True, **options)
+                _open_driver(database, directory, paranoid_checks=False, **options).close()
+            db = _open_driver(database, directory, paranoid_checks=True, **options)
         except plyvel.Error as error:
             raise fault(error, directory) from error
         try:
@@ -593,11 +605,13 @@ class RecoveredRows(NamedTuple):
     in_transfer: frozenset[int]
 
 
-def recover_copy(directory: Path, cluster_uuid: bytes, floors: Floors) -> RecoveredRows:
+def recover_copy(
+    directory: Path, cluster_uuid: bytes, floors: Floors, *, database: OpenDatabase = PLYVEL
+) -> RecoveredRows:
     """Open the database of a copied store once: LevelDB reads its logs, deletes what it does not need, and checks that
     nothing is missing. `floors` were read before the copy was made. Raises Corruption, WrongIdentity, LocalFault."""
     try:
-        db = _open_driver(directory, paranoid_checks=True)
+        db = _open_driver(database, directory, paranoid_checks=True)
     except plyvel.Error as error:
         raise fault(error, directory) from error
     try:
@@ -612,8 +626,8 @@ def recover_copy(directory: Path, cluster_uuid: bytes, floors: Floors) -> Recove
         db.close()
 
 
-def _open_driver(directory: Path, **options: Any) -> Any:
-    return plyvel.DB(
+def _open_driver(database: OpenDatabase, directory: Path, **options: Any) -> Any:
+    return database(
         os.fspath(directory / ROWS_NAME),
         create_if_missing=True,
         bloom_filter_bits=BLOOM_FILTER_BITS,

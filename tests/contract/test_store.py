@@ -1,4 +1,4 @@
-"""The contract of every store: one suite, run on the memory store and on LevelDB."""
+"""The contract of every store: one suite, run on the memory store, on LevelDB, and on the simulated LevelDB."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import pytest
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, decode_key_row
 from isthmus.repl.model.keys import key_hash, segment_of
 from isthmus.repl.store.port import AppliedPosition, Cursor, ListedKey, PartitionStep, Store
+from tests.simulation.world.disk import WorldDisk
 from tests.support.entry_histories import CLUSTER, START_MS, WINDOW_OFFSETS, History, chunks, open_store
 from tests.support.memory_store import MemoryStore
 
 
-@pytest.fixture(params=["memory", "level"])
+@pytest.fixture(params=["memory", "level", "simulated"])
 def store(request: pytest.FixtureRequest, memory_directory: Path) -> Iterator[Store]:
     """An empty store of each kind."""
-    memory = request.param == "memory"
-    opened: Store = (
-        MemoryStore(request_window_offsets=WINDOW_OFFSETS) if memory else open_store(memory_directory / "store")
-    )
+    opened: Store
+    if request.param == "memory":
+        opened = MemoryStore(request_window_offsets=WINDOW_OFFSETS)
+    else:
+        simulated = {"database": WorldDisk(memory_directory).database} if request.param == "simulated" else {}
+        opened = open_store(memory_directory / "store", **simulated)
     yield opened
     opened.close()
 

@@ -1,4 +1,4 @@
-"""A REAP entry on both stores: it leaves only its offset and, for a while, the clock of the reaped tombstone, however
+"""A REAP entry on all stores: it leaves only its offset and, for a while, the clock of the reaped tombstone, however
 often it is applied."""
 
 from __future__ import annotations
@@ -15,24 +15,34 @@ from isthmus.repl.model.objects import TOMBSTONE, encode_with_summary, write
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from isthmus.repl.store import reaped_keys as reaped
 from isthmus.repl.store import row_codec
-from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.leveldb import PLYVEL, LevelStore, OpenDatabase
 from isthmus.repl.store.port import REAPED, PartitionStep, Store
 from isthmus.repl.store.reaped_keys import ReapedKeys, decode_gone, encode_gone
+from tests.simulation.world.disk import WorldDisk
 from tests.support.memory_store import MemoryStore
 
 UUID = b"east-cluster-016"
 HASH = key_hash(b"b", b"k")
 
 
-def level(directory: Path, boot_id: str = "boot") -> Store:
+def level(directory: Path, boot_id: str = "boot", database: OpenDatabase = PLYVEL) -> Store:
     return LevelStore.open(
-        directory, cluster_uuid=UUID, write_buffer_bytes=1_000_000, block_cache_bytes=1_000_000, boot_id=boot_id
+        directory,
+        cluster_uuid=UUID,
+        write_buffer_bytes=1_000_000,
+        block_cache_bytes=1_000_000,
+        boot_id=boot_id,
+        database=database,
     )
 
 
-@pytest.fixture(params=["level", "memory"])
+@pytest.fixture(params=["level", "memory", "simulated"])
 def store(request, memory_directory):
-    found = level(memory_directory / "store") if request.param == "level" else MemoryStore()
+    if request.param == "memory":
+        found = MemoryStore()
+    else:
+        database = WorldDisk(memory_directory).database if request.param == "simulated" else PLYVEL
+        found = level(memory_directory / "store", database=database)
     yield found
     found.close()
 

@@ -13,6 +13,7 @@ from isthmus.repl.model.keys import key_hash
 from isthmus.repl.store import row_codec, rows
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep, Store
+from tests.simulation.world.disk import WorldDisk
 from tests.support.entry_histories import History, open_store
 from tests.support.memory_store import MemoryStore
 
@@ -46,11 +47,15 @@ def put_key_row(store: Any, key: bytes, row: bytes | None) -> None:
         store._partitions[PARTITION].key_rows[b"b", key] = row
 
 
-@pytest.fixture(params=["level", "memory"])
+@pytest.fixture(params=["level", "memory", "simulated"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Two replicas of 30 keys, each changed twice: a giver and a taker."""
-    level = request.param == "level"
-    made: list[Store] = [open_store(tmp_path / n) for n in "ab"] if level else [MemoryStore(), MemoryStore()]
+    made: list[Store]
+    if request.param == "memory":
+        made = [MemoryStore(), MemoryStore()]
+    else:
+        simulated = {"database": WorldDisk(tmp_path).database} if request.param == "simulated" else {}
+        made = [open_store(tmp_path / n, **simulated) for n in "ab"]
     history = History(PARTITION)
     entries = [history.put(b"b", b"%d" % (n % 30), b"x%d" % n) for n in range(60)]
     for store in made:

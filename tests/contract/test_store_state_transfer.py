@@ -15,26 +15,35 @@ from isthmus.repl.model.objects import Summary
 from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import row_codec, rows, state_transfer
 from isthmus.repl.store.checkpoint import Disk
-from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.leveldb import PLYVEL, LevelStore, OpenDatabase
 from isthmus.repl.store.port import AppliedPosition, PartitionStep, Store
+from tests.simulation.world.disk import WorldDisk
 from tests.support.memory_store import MemoryStore
 
 UUID = b"east-cluster-016"
 PARTITION = 3
 
 
-def opened(directory: Path, boot_id: str = "boot-1") -> LevelStore:
+def opened(directory: Path, boot_id: str = "boot-1", database: OpenDatabase = PLYVEL) -> LevelStore:
     return LevelStore.open(
-        directory, cluster_uuid=UUID, write_buffer_bytes=100_000, block_cache_bytes=100_000, boot_id=boot_id
+        directory,
+        cluster_uuid=UUID,
+        write_buffer_bytes=100_000,
+        block_cache_bytes=100_000,
+        boot_id=boot_id,
+        database=database,
     )
 
 
-@pytest.fixture(params=["level", "memory"])
+@pytest.fixture(params=["level", "memory", "simulated"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Two stores of one kind: a giver and a taker."""
-    made: list[Store] = (
-        [opened(tmp_path / "a"), opened(tmp_path / "b")] if request.param == "level" else [MemoryStore(), MemoryStore()]
-    )
+    made: list[Store]
+    if request.param == "memory":
+        made = [MemoryStore(), MemoryStore()]
+    else:
+        database = WorldDisk(tmp_path).database if request.param == "simulated" else PLYVEL
+        made = [opened(tmp_path / name, database=database) for name in "ab"]
     yield made
     for store in made:
         store.close()

@@ -299,8 +299,6 @@ class Ensemble:
             return
         if number:
             session = self._sessions[number]
-            if session.connection is not None:
-                self._close(session.connection)
         else:
             number = self.tree.new_session()
             session = self._sessions[number] = _ServerSession(number, client.node, client.timeout_ns)

@@ -11,6 +11,8 @@ from enum import Enum
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from tests.simulation.world.history import DeclaredLoss, Scope
+
 if TYPE_CHECKING:
     from tests.simulation.world.clusters import WorldCluster
     from tests.simulation.world.node import WorldNode
@@ -43,6 +45,16 @@ class Doing:
     def heal_later(self, what: str, undo: Callable[[], object]) -> None:
         """`undo` is called when the world heals, unless the step has undone it: call the returned function then."""
         self.world.broken.append((what, undo))
+
+    def declare_loss(self, scope: Scope, cluster: str, *, queue: str = "", bucket_type: str = "") -> DeclaredLoss:
+        """Call this before an act that may lose what clients were promised, and `loss_is_over` after it."""
+        loss = DeclaredLoss(scope, cluster, self.name, queue, bucket_type, self.world.kernel.now_ns)
+        self.world.history.losses.append(loss)
+        return loss
+
+    def loss_is_over(self, loss: DeclaredLoss) -> None:
+        """What clients are promised from now on is not concerned by the loss."""
+        loss.until_ns = self.world.kernel.now_ns
 
     def cluster(self) -> WorldCluster:
         """A cluster by chance."""

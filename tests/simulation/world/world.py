@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.simulation.world.clusters import Shape, WorldCluster, make_clusters
+from tests.simulation.world.history import History
 from tests.simulation.world.kernel import SECOND, Kernel
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
@@ -51,6 +52,8 @@ class World:
         self.clusters: dict[str, WorldCluster] = make_clusters(self.kernel, self.network, self.directory, self.shape)
         self.broken: list[tuple[str, Callable[[], object]]] = []
         """(what, how it is undone) of all that is broken at the moment."""
+        self.history = History()
+        """What clients did."""
         self.oracles: Sequence[Oracle] = ()
         self.failures: list[str] = []
         """What oracles found while the world ran."""

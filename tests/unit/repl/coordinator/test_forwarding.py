@@ -4,29 +4,66 @@ meaning."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+import structlog
 
+from isthmus.repl.coordinator import kv_rpc
+from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.coordinator.upcoming_leadership import WAIT_S
 from isthmus.repl.model.errors import (
     BadInput,
+    InternalError,
     IsthmusError,
     NotLeader,
     NotReady,
     OutcomeUnknown,
     OutOfStorage,
     Overloaded,
+    Retryable,
     TooFewInSync,
 )
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
 from isthmus.repl.model.requests import ForwardedRead, Isolation, PushItem, PushOutcome, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import actor_of, decode_clock
+from isthmus.repl.unforeseen import unforeseen
 from tests.support.coordinator_cluster import OTHER, cluster, handlers_of, key_of, keys_of
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.virtual_time
+
+
+class Injected(RuntimeError):
+    """Raised by the tests alone."""
+
+
+class Unencodable(IsthmusError):
+    """An error without a sentence."""
+
+    reason = "unencodable"
+
+    def __str__(self) -> str:
+        raise Injected
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What is logged meanwhile; no earlier test has used up the limit of log lines."""
+    monkeypatch.setattr(unforeseen._limit, "due", lambda _subject: 0)
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+def injected(lines: list[Any]) -> set[str]:
+    """The events of the exceptions that were caught; no other error was logged."""
+    errors = [line for line in lines if line["log_level"] == "error"]
+    assert all(isinstance(line.get("exc_info"), Injected) for line in errors), errors
+    return {line["event"] for line in errors}
 
 
 def content(value: bytes) -> Content:
@@ -449,15 +486,153 @@ async def test_malformed_bodies_are_refused_whole() -> None:
 
     async with cluster() as c:
         for handler in handlers_of(c.coordinators["n2"]).values():
-            for body in (
-                b"",
-                b"\xc1",
-                b"\x93\x02\xc0\x90",
-                b"\x93\x01\xc0\x91\xc0",
-                b"\x93\x01\xc0\x91\x93\x01\x02\x03",
-            ):
+            for body in (b"", b"\xc1", b"\x93\x02\xc0\x90", b"\x93\x01\xc0\xc0", b"\x93\x01\xc0\x91\x93\x01"):
                 with pytest.raises(BadInput):
                     await handler("n1", body)
+
+
+# --- one item fails alone ---
+
+
+@pytest.mark.parametrize("method", [kv_rpc.WRITE, kv_rpc.PUSH, kv_rpc.GET])
+@pytest.mark.parametrize("malformed", [b"\xc0", b"\x93\x01\x02\x03"])
+async def test_a_malformed_item_is_refused_alone(method: str, malformed: bytes) -> None:
+    """The items that share a message with it, most of them of other clients, take effect; it is refused for certain, as
+    retryable."""
+    keys = keys_of(1, 3)
+    encoded = {
+        kv_rpc.WRITE: [kv_rpc.encode_write(WriteRequest(key, content(b"v"))) for key in keys],
+        kv_rpc.PUSH: [kv_rpc.encode_push(PushItem(key, OTHER, foreign(b"v"))) for key in keys],
+        kv_rpc.GET: [kv_rpc.encode_key(key) for key in keys],
+    }[method]
+    decode = {
+        kv_rpc.WRITE: partial(kv_rpc.decode_write_answers, leader="n2"),
+        kv_rpc.PUSH: kv_rpc.decode_push_answers,
+        kv_rpc.GET: kv_rpc.decode_read_answers,
+    }[method]
+    head = Isolation.COMMITTED if method == kv_rpc.GET else None
+
+    async with cluster() as c:
+        if method == kv_rpc.GET:
+            for key in keys:
+                await c.coordinators["n2"].write(WriteRequest(key, content(b"v")))
+        body = kv_rpc.encode_body(head, [*encoded[:1], malformed, *encoded[1:], malformed])
+        answers = decode(await handlers_of(c.coordinators["n2"])[method]("n1", body), 5)
+        assert [isinstance(answer, Retryable) for answer in answers] == [False, True, False, False, True]
+        assert "cannot be read" in str(answers[1])
+        for key in keys:
+            assert values(await c.coordinators["n2"].get(key)) == [b"v"]
+
+
+async def test_an_item_whose_decoding_fails_is_refused_alone(
+    monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    """By an exception that nobody foresaw, and for certain: nothing of it was appended."""
+
+    def fails(_clock: bytes) -> Any:
+        raise Injected
+
+    monkeypatch.setattr(kv_rpc, "decode_clock", fails)
+    async with cluster() as c:
+        keys = keys_of(1, 3)
+        requests = [WriteRequest(key, content(b"v")) for key in keys]
+        requests[1] = requests[1]._replace(context={actor_of(OTHER, 1): (1, 1)})
+        first, second, third = await c.coordinators["n1"].write_batch(requests)
+        assert isinstance(first, WriteResult)
+        assert isinstance(second, InternalError)
+        assert isinstance(third, WriteResult)
+        assert await c.coordinators["n2"].get(keys[1]) is None
+    assert injected(logged) == {"forwarded.item_bug"}
+
+
+async def test_an_item_that_cannot_be_encoded_is_refused_alone(
+    monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    """The other items of its batch are forwarded; a batch of only such items is answered, too."""
+    encode = kv_rpc.encode_write
+
+    def fails(request: WriteRequest) -> bytes:
+        if request.content.value == b"broken":
+            raise Injected
+        return encode(request)
+
+    monkeypatch.setattr(kv_rpc, "encode_write", fails)
+    async with cluster() as c:
+        keys = keys_of(1, 3)
+        requests = [WriteRequest(key, content(v)) for key, v in zip(keys, (b"v", b"broken", b"v"), strict=True)]
+        first, second, third = await c.coordinators["n1"].write_batch(requests)
+        assert isinstance(first, WriteResult)
+        assert isinstance(second, InternalError)
+        assert isinstance(third, WriteResult)
+        with pytest.raises(InternalError):
+            await c.coordinators["n1"].write(requests[1])
+    assert injected(logged) == {"forwarding.item_bug"}
+
+
+async def test_an_answer_that_cannot_be_encoded_is_unknown_alone(
+    monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    """The other writes of the message get their results."""
+    write_here = Coordinator.submit_here
+
+    def broken(coordinator: Coordinator, requests: Any) -> Any:
+        submitted = write_here(coordinator, requests)
+        answered: asyncio.Future[list[object]] = asyncio.get_running_loop().create_future()
+
+        def replace(done: asyncio.Future[list[object]]) -> None:
+            results = done.result()
+            results[1] = Unencodable()
+            answered.set_result(results)
+
+        submitted.add_done_callback(replace)
+        return answered
+
+    monkeypatch.setattr(Coordinator, "submit_here", broken)
+    async with cluster() as c:
+        requests = [WriteRequest(key, content(b"v")) for key in keys_of(1, 3)]
+        first, second, third = await c.coordinators["n1"].write_batch(requests)
+        assert isinstance(first, WriteResult)
+        assert isinstance(second, OutcomeUnknown)
+        assert isinstance(third, WriteResult)
+    assert injected(logged) == {"forwarded.answer_bug"}
+
+
+async def test_a_caller_that_fails_costs_no_other_its_answer(logged: list[Any]) -> None:
+    """Batches that share a message are each answered, whatever the receiver of one answer raises."""
+    async with cluster() as c:
+        forwarder = c.coordinators["n1"]._forwarder
+        answers: list[list[object]] = []
+
+        def fails(_answers: list[object]) -> None:
+            raise Injected
+
+        first, second = keys_of(1, 2)
+        forwarder.write("n2", [WriteRequest(first, content(b"v"))], fails)
+        forwarder.write("n2", [WriteRequest(second, content(b"v"))], answers.append)
+        await eventually(lambda: answers, "the other answer")
+        assert isinstance(answers[0][0], WriteResult)
+    assert injected(logged) == {"forwarding.answer_bug"}
+
+
+async def test_a_node_to_which_nothing_can_be_posted_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    """The parts of a batch that go to other nodes are written, and those results come back."""
+    async with cluster(("n1", "n2", "n3", "n2"), nodes=("n1", "n2", "n3")) as c:
+        forwarder = c.coordinators["n1"]._forwarder
+        write = forwarder.write
+
+        def fails(node: str, *args: Any) -> None:
+            if node == "n2":
+                raise Injected
+            write(node, *args)
+
+        monkeypatch.setattr(forwarder, "write", fails)
+        results = await c.coordinators["n1"].write_batch([WriteRequest(key_of(p), content(b"v")) for p in (1, 2, 3)])
+        assert [type(result) for result in results] == [OutcomeUnknown, WriteResult, OutcomeUnknown]
+        with pytest.raises(OutcomeUnknown):
+            await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
+    assert injected(logged) == {"forwarding.failed"}
 
 
 async def test_a_cursor_is_written_where_its_partition_is_led_and_nowhere_else() -> None:
