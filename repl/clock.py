@@ -1,8 +1,8 @@
-"""The machine's clocks (`repl.model.ports.TimeSource`); no other module reads them."""
+"""The machine's clocks in milliseconds (`repl.model.ports.TimeSource`)."""
 
 from __future__ import annotations
 
-import time
+from isthmus.repl.machine import machine
 
 
 class SystemTime:
@@ -10,8 +10,8 @@ class SystemTime:
 
     def now_ms(self) -> int:
         """Monotonic milliseconds; only differences are meaningful."""
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+        return machine().boottime_ns() // 1_000_000
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970."""
-        return time.time_ns() // 1_000_000
+        return machine().wall_ns() // 1_000_000

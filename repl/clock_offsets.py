@@ -8,9 +8,9 @@ set, replaces it. Nothing is decided by it but what is shown and how far a range
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from threading import Lock
 from typing import Final, NamedTuple
 
+from isthmus.repl.machine import MemoryLock
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.telemetry import Family, Sample
 
@@ -71,7 +71,7 @@ class ClockOffsets:
         self._label = label
         self._time = time
         self._samples: dict[str, ClockOffset] = {}
-        self._lock = Lock()
+        self._lock = MemoryLock()
 
     def now_ms(self) -> int:
         """Monotonic milliseconds, to measure a round trip."""

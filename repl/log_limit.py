@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from threading import Lock
-from time import monotonic
 from typing import Final
+
+from isthmus.repl.machine import MemoryLock, monotonic_s
 
 INTERVAL_S: Final = 10.0
 """Least time between two lines of one event: a frequent fault is still seen within seconds, and costs 360 lines an
@@ -30,10 +30,10 @@ class _Window:
 class LogLimit:
     """Lets `burst` lines of a subject through in INTERVAL_S, and counts the others. May be used by all threads."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic, burst: int = 1) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic_s, burst: int = 1) -> None:
         self._clock = clock
         self._burst = burst
-        self._lock = Lock()
+        self._lock = MemoryLock()
         self._windows: dict[Hashable, _Window] = {}
 
     def due(self, subject: Hashable = None) -> int | None:

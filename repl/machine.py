@@ -21,6 +21,10 @@ from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
 T = TypeVar("T")
 
+MemoryLock = threading.Lock
+"""A lock for a few lines over memory, the same on every machine: whoever holds it waits for nothing, neither a file nor
+a store, thread, queue or clock. Else it is `Machine.lock`."""
+
 
 class ThreadEvent(Protocol):
     """See threading.Event."""
@@ -82,6 +86,9 @@ class Machine(Protocol):
     def cpu_s(self) -> float:
         """Seconds of CPU that the running thread has taken."""
 
+    def process_cpu_s(self) -> float:
+        """Seconds of CPU that all threads of the process have taken."""
+
     def sleep(self, seconds: float) -> None:
         """Suspend the running thread. Not for the event loop's."""
 
@@ -136,6 +143,7 @@ class SystemMachine:
     wall_ns = staticmethod(time.time_ns)
     perf_s = staticmethod(time.perf_counter)
     cpu_s = staticmethod(time.thread_time)
+    process_cpu_s = staticmethod(time.process_time)
     sleep = staticmethod(time.sleep)
     random_bytes = staticmethod(os.urandom)
 
@@ -208,3 +216,29 @@ class ProcessWide(Generic[T]):
         if found is None:
             found = process[self] = self._make()
         return found
+
+
+class _OnePerProcess:
+    """Stands for what `found` returns at the time of each use."""
+
+    __slots__ = ("_found_at_use",)
+
+    def __init__(self, found: Callable[[], object]) -> None:
+        object.__setattr__(self, "_found_at_use", found)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found_at_use(), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._found_at_use(), name, value)
+
+
+def one_per_process(make: Callable[[], T]) -> T:
+    """A name for something that exists once in a process, such as a module's counters: every use of an attribute is one
+    of the running process's own. Bind its methods nowhere: they belong to the process that bound them."""
+    return cast("T", _OnePerProcess(ProcessWide(make)))
+
+
+def monotonic_s() -> float:
+    """See `Machine.monotonic_s`; for what takes a clock, since it may be made on another machine than it is used on."""
+    return machine().monotonic_s()

@@ -21,8 +21,9 @@ import errno
 import os
 import resource
 from pathlib import Path
-from threading import Lock
 from typing import Final, NamedTuple
+
+from isthmus.repl.machine import machine, one_per_process
 
 NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 """The process, or the machine, has no file descriptor left. Only calls that make one fail with it, so nothing was read,
@@ -144,7 +145,7 @@ class DescriptorReserve:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = machine().lock()
         self._held: list[int] = []
         self._wanted = 0
         self.limit = _count(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -209,5 +210,5 @@ class DescriptorReserve:
         return not self._wanted or fd < self.limit - headroom
 
 
-DESCRIPTORS: Final = DescriptorReserve()
+DESCRIPTORS: Final = one_per_process(DescriptorReserve)
 """The reserve of this process: the limit belongs to the process, too."""

@@ -8,16 +8,15 @@ names is seen by nobody. The item itself gets the InternalError that `exception`
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from threading import Lock
 from types import TracebackType
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 import structlog
 
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.machine import MemoryLock, machine, one_per_process
 from isthmus.repl.model.errors import InternalError
 from isthmus.repl.telemetry import Family, Sample
 
@@ -72,7 +71,7 @@ class UnforeseenErrors:
 
     def __init__(self, limit: LogLimit | None = None) -> None:
         self._limit = limit or LogLimit()
-        self._lock = Lock()
+        self._lock = MemoryLock()
         self._defects: dict[tuple[str, str, str], Defect] = {}
         """By event, place and kind; that of the newest occurrence last."""
         self._counts: dict[str, int] = {}
@@ -81,7 +80,7 @@ class UnforeseenErrors:
         """Take note of what ended an item. `event` names the item's work, `fields` the item. Returns the item's answer,
         which refers to no frame of `error`."""
         kind, place, text = type(error).__name__, _place(error.__traceback__), _text(error)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = machine().wall_ns() // 1_000_000
         with self._lock:
             self._counts[event] = self._counts.get(event, 0) + 1
             found = self._defects.pop((event, place, kind), None)
@@ -95,7 +94,7 @@ class UnforeseenErrors:
 
     def recent(self) -> list[Defect]:
         """Defects that occurred within FINDING_MS, the oldest first."""
-        since_ms = time.time_ns() // 1_000_000 - FINDING_MS
+        since_ms = machine().wall_ns() // 1_000_000 - FINDING_MS
         with self._lock:
             return [each for each in self._defects.values() if each.last_ms >= since_ms]
 
@@ -124,7 +123,7 @@ def _place(traceback: TracebackType | None) -> str:
     return f"{'/'.join(parts[-3:])}:{traceback.tb_lineno}"
 
 
-unforeseen: Final = UnforeseenErrors()
+unforeseen: Final = one_per_process(UnforeseenErrors)
 """This process's unforeseen exceptions."""
 
 

@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import Final, NamedTuple
 
+from isthmus.repl.machine import MemoryLock, ThreadLock
 from isthmus.repl.replog.epochs import clipped, common_end, extended, truncated
 from isthmus.repl.replog.port import EpochTable
 
@@ -208,7 +208,7 @@ class LogIndex:
 
     partitions: dict[int, PartitionIndex] = field(default_factory=dict)
     files: list[LogFile] = field(default_factory=list)
-    lock: Lock = field(default_factory=Lock)
+    lock: ThreadLock = field(default_factory=MemoryLock)
 
     def partition(self, partition: int) -> PartitionIndex:
         """Return the partition's index, created if new."""

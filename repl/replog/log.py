@@ -11,11 +11,12 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from threading import Lock, Thread
 from typing import Final
 
+from isthmus.repl.machine import MemoryLock, RunningThread, machine
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import Corruption, IsthmusError, LocalFault, OutOfStorage, StorageShort, TooLarge
 from isthmus.repl.replog.epochs import clipped, extended, last_epoch, truncated
@@ -96,10 +97,10 @@ class FileLog:
         self._size_limit_bytes = size_limit_bytes
         self._batch_bytes = batch_bytes
         self._reserve_bytes = reserve_bytes
-        self._threads: list[Thread] = []
+        self._threads: list[RunningThread] = []
         self._on_failure: Callable[[Exception], None] = lambda _: None
         self._failure: Exception | None = None
-        self._failure_lock = Lock()
+        self._failure_lock = MemoryLock()
         self._closed = False
         self._grouping = False
         self._group: list[Item] = []
@@ -185,9 +186,7 @@ class FileLog:
         if not self._synchronous:
             work.append(("replog-sync", self._writer.sync_in_background))
         for name, run in work:
-            thread = Thread(target=self._guarded, args=(run,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._threads.append(machine().thread(partial(self._guarded, run), name))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

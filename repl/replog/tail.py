@@ -11,13 +11,11 @@ knows positions and syncs; the contents of frames are the caller's.
 from __future__ import annotations
 
 import errno
-import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import StorageShort
 from isthmus.repl.replog.files import NOT_KNOWN, FileIO
 from isthmus.repl.replog.frames import (
@@ -64,7 +62,7 @@ class LogTail:
         """The file system refused to preallocate; it is asked again for the next file."""
         self._fd: int | None = None
         self._file = LogFile(0, directory, None, 0)
-        self._sync_lock = Lock()
+        self._sync_lock = machine().lock()
         self._failed = False
         self.end = LogPosition(0, 0)
         """Position of the next frame."""
@@ -121,7 +119,7 @@ class LogTail:
     def _begin_file(self) -> None:
         sequence = self._index.files[-1].sequence + 1 if self._index.files else 1
         path = log_path(self._directory, sequence)
-        salt = int.from_bytes(os.urandom(8), "little")
+        salt = int.from_bytes(machine().random_bytes(8), "little")
         header = encode_file_header(FileHeader(self._cluster_uuid, sequence, salt))
         count = len(self._index.partitions)
         frame = self._frame(b"".join(self._state_runs()), count, FILE_HEADER_BYTES, salt, complete=True)
@@ -191,7 +189,7 @@ class LogTail:
             if synced:
                 with self._sync_lock:
                     if self.durable == at:
-                        began = time.perf_counter()
+                        began = machine().perf_s()
                         self._io.pwritev_synced(fd, frame, at.position)
                         self._synced(began)
                         self._grow(size_bytes)
@@ -261,7 +259,7 @@ class LogTail:
 
     def _sync(self, fd: int, how: Callable[[int], None]) -> None:
         end = self.end
-        began = time.perf_counter()
+        began = machine().perf_s()
         self._check_never_failed()
         try:
             how(fd)
@@ -272,7 +270,7 @@ class LogTail:
         self.durable = end
 
     def _synced(self, began: float) -> None:
-        self.fsync_seconds += time.perf_counter() - began
+        self.fsync_seconds += machine().perf_s() - began
         self.fsync_count += 1
 
     def close(self) -> None:

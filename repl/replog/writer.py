@@ -10,17 +10,16 @@ and the report follows the write alone.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Event
+from queue import Empty
 from typing import Final, NamedTuple
 
 import structlog
 
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.machine import ThreadQueue, machine
 from isthmus.repl.model.errors import StorageShort
 from isthmus.repl.replog.files import FileIO
 from isthmus.repl.replog.frames import EntryRunKind
@@ -124,10 +123,10 @@ class LogWriter:
         self._batch_bytes = batch_bytes
         self._held: deque[Item] = deque()
         """Taken off the queue and not handled yet."""
-        self._stopped = Event()
+        self._stopped = machine().event()
         self._space_checked_at = 0.0
         self._space_checked_bytes = 0
-        self.queue: SimpleQueue[Sequence[Item]] = SimpleQueue()
+        self.queue: ThreadQueue[Sequence[Item]] = machine().queue()
         """Items put in together go into one batch as far as they fit, and wake the thread once."""
         self.roll_first = False
         """Set before `run`: write the state of all partitions into a new file first."""
@@ -211,7 +210,7 @@ class LogWriter:
         return batch
 
     def _commit(self, batch: list[Queued]) -> None:
-        now = time.monotonic()
+        now = machine().monotonic_s()
         if now - self._space_checked_at > SPACE_CHECK_S or (
             self.bytes_written - self._space_checked_bytes > SPACE_CHECK_BYTES
         ):
@@ -256,7 +255,7 @@ class LogWriter:
 
     def _roll(self) -> bool:
         """Begin the next file. False while it cannot be created: the file goes on, and it is tried again later."""
-        now_s = time.monotonic()
+        now_s = machine().monotonic_s()
         if now_s < self._roll_after_s:
             return False
         try:
@@ -314,7 +313,7 @@ class LogWriter:
         self.free_inodes = self._io.free_inodes(self._directory)
         self.shortage, self.takes_barriers = self._shortage(self._io.read_only(self._directory))
         self.spendable_bytes = self.bytes_written + self.free_bytes + self._tail.preallocated_bytes
-        self._space_checked_at = time.monotonic()
+        self._space_checked_at = machine().monotonic_s()
         self._space_checked_bytes = self.bytes_written
 
     def _shortage(self, read_only: bool) -> tuple[str, bool]:

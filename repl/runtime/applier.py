@@ -17,17 +17,15 @@ others. Checkpoints run in a thread of their own, beside the writes.
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Final, Protocol
 
 import structlog
 
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.machine import RunningThread, ThreadQueue, machine
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError, LocalFault, StorageShort
 from isthmus.repl.replog.port import Replog
@@ -57,6 +55,14 @@ def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., obj
     except RuntimeError:
         if not loop.is_closed():
             raise
+
+
+def _ended(thread: RunningThread | None, timeout_s: float) -> bool:
+    """Wait for the thread's end; True when it has none to wait for any more."""
+    if thread is None:
+        return True
+    thread.join(timeout_s)
+    return not thread.is_alive()
 
 
 @dataclass(slots=True)
@@ -106,7 +112,7 @@ class Applier:
         self._log = log
         self._events = events
         self._loop = loop
-        self._stopping = threading.Lock()
+        self._stopping = machine().lock()
         """Held while the loop writes, and while `stop` forbids it to."""
         self._stopped = False
         self._jobs: dict[int, deque[ApplyJob]] = {}
@@ -114,7 +120,7 @@ class Applier:
         self._soft: dict[int, dict[bytes, bytes]] = {}
         self._asides: deque[Callable[[], None]] = deque()
         self._busy = False
-        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._work: ThreadQueue[_Work | None] = machine().queue()
         """The thread's next task, at most one at a time; None ends it."""
         self._rest: ApplyJob | None = None
         """Remainder of the job that was read back last."""
@@ -124,11 +130,11 @@ class Applier:
         """Partitions of which nothing more is written: a step that is left out would be a hole."""
         self.steps_written = 0
         self.entries_written = 0
-        self._thread = threading.Thread(target=self._run, name="apply", daemon=True)
+        self._thread: RunningThread | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._thread = machine().thread(self._run, "apply")
 
     def submit(self, jobs: Sequence[ApplyJob]) -> None:
         """Take jobs; a partition's jobs follow on each other. Never blocks."""
@@ -184,8 +190,7 @@ class Applier:
         with self._stopping:
             self._stopped = True
         self._work.put(None)
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if not _ended(self._thread, timeout_s):
             return False
         if self._soft and not self._busy:
             self._store.write([PartitionStep(p, (), cursors) for p, cursors in self._soft.items()])
@@ -320,14 +325,14 @@ class Applier:
             call_threadsafe(self._loop, self._events.fail, error)
 
     def _read(self, job: ApplyJob) -> list[Entry]:
-        until_s = time.monotonic() + READ_PATIENCE_S
+        until_s = machine().monotonic_s() + READ_PATIENCE_S
         while True:
             try:
                 return self._log.read(job.partition, job.start, job.end, STEP_BYTES_MAX)
             except StorageShort:
-                if self._stopped or time.monotonic() > until_s:
+                if self._stopped or machine().monotonic_s() > until_s:
                     raise
-                time.sleep(SHORT_PAUSE_S)
+                machine().sleep(SHORT_PAUSE_S)
 
     def _write_read_back(self, job: ApplyJob, soft: Mapping[bytes, bytes]) -> None:
         """Read a bounded part of a job's entries from the log and write it; `written` submits the rest."""
@@ -394,13 +399,13 @@ class Checkpointer:
         read."""
         self._measured_at_s = self._cpu_s = 0.0
         self._log_limit = LogLimit()
-        self._stop = threading.Event()
-        self._wanted = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._stop = machine().event()
+        self._wanted = machine().event()
+        self._thread: RunningThread | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._thread = machine().thread(self._run, "checkpoint")
 
     def soon(self) -> None:
         """Checkpoint before the interval ends, since the log is above its size. From any thread; never blocks."""
@@ -410,13 +415,12 @@ class Checkpointer:
         """End the thread after the checkpoint under way; False when it did not end within `timeout_s`."""
         self._stop.set()
         self._wanted.set()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return _ended(self._thread, timeout_s)
 
     def _is_idle(self) -> bool:
         """Whether this process used next to no processor time since the last call."""
         measured_at_s, cpu_s = self._measured_at_s, self._cpu_s
-        self._measured_at_s, self._cpu_s = time.monotonic(), time.process_time()
+        self._measured_at_s, self._cpu_s = machine().monotonic_s(), machine().process_cpu_s()
         return self._cpu_s - cpu_s < IDLE_SHARE * (self._measured_at_s - measured_at_s)
 
     def run_once(self) -> None:

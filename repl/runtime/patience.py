@@ -14,6 +14,7 @@ from typing import Final, ParamSpec, TypeVar
 import structlog
 
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.machine import one_per_process
 from isthmus.repl.model.errors import StorageShort
 
 log = structlog.get_logger(__name__)
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 RETRY_S: Final = 1.0
 """Pause between two tries: an operator, or connections that are closed, need seconds."""
 
-_log_limit: Final = LogLimit()
+_log_limit: Final = one_per_process(LogLimit)
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

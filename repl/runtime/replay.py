@@ -11,10 +11,10 @@ opened. Until then the store notes nothing: another restart would replay what wa
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Final
 
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import LocalFault, StorageShort
 from isthmus.repl.store.port import Store
 from isthmus.repl.unforeseen import unforeseen
@@ -74,15 +74,15 @@ class LogReplay:
             asyncio.get_running_loop().run_in_executor(None, self._replay_finished)
 
     def _replay_finished(self) -> None:
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = machine().monotonic_s() + PATIENCE_S
         while True:
             try:
                 self._store.replay_finished()
             except StorageShort as error:
-                if time.monotonic() > until_s:
+                if machine().monotonic_s() > until_s:
                     self._fail(error)
                     return
-                time.sleep(PAUSE_S)
+                machine().sleep(PAUSE_S)
             except (LocalFault, OSError) as error:
                 self._fail(error)
                 return

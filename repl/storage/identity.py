@@ -14,10 +14,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
 from isthmus.config.text import quantity
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
 from isthmus.repl.model.record import Incarnation
 from isthmus.repl.storage.slot_file import SlotFile, sync_directory
@@ -65,7 +65,7 @@ class NodeIdentity:
             "left": {},
             "owners": {},
         }
-        self._writing = Lock()
+        self._writing = machine().lock()
         self.is_new = value is None
 
     @staticmethod

@@ -22,8 +22,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from threading import Event, Lock
-from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -34,6 +32,7 @@ else:  # plyvel has no wheels for it; this fork, with the same interface, has
     import plyvel_next as plyvel
 
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.machine import machine, monotonic_s
 from isthmus.repl.model.entry import NO_OFFSET
 from isthmus.repl.model.errors import Corruption, LocalFault, StorageShort
 from isthmus.repl.model.keys import key_hash, segment_of
@@ -238,14 +237,14 @@ class LevelStore:
         self._needs_replay = progress.replaying()
         self._thinned_at_s: dict[int, int] = {}
         self._spare_batches: list[Any] = []
-        self._stalls = WriteStallPredictor(db.get_property, monotonic, write_buffer_bytes)
-        self._checkpointing = Lock()
+        self._stalls = WriteStallPredictor(db.get_property, monotonic_s, write_buffer_bytes)
+        self._checkpointing = machine().lock()
         self._failure = ""
         self.shortage = ""
         self._size_bytes = 0
         self._log_limit = LogLimit()
         self._closed = False
-        self._closing = Event()
+        self._closing = machine().event()
         self.transfers = LevelTransfers(self, view, progress, remembered)
 
     @classmethod
@@ -361,10 +360,10 @@ class LevelStore:
         """Write a prepared batch atomically. Raises LocalFault; StorageShort as `write_batch`, and the batch can be
         committed again."""
         batch, ends = prepared
-        began_s = monotonic()
+        began_s = machine().monotonic_s()
         self.write_batch(batch, patient=patient)
         size_bytes = batch.approximate_size()
-        self._stalls.wrote(size_bytes, monotonic() - began_s)
+        self._stalls.wrote(size_bytes, machine().monotonic_s() - began_s)
         self._progress.wrote(ends)
         if size_bytes <= SPARE_BATCH_BYTES_MAX and len(self._spare_batches) < SPARE_BATCHES:
             batch.clear()
@@ -564,14 +563,14 @@ class LevelStore:
                 batch.write()
             except plyvel.Error as error:
                 short = creation_shortage(words(error))
-                if not short or (until_s and monotonic() > until_s) or self._closing.is_set():
+                if not short or (until_s and machine().monotonic_s() > until_s) or self._closing.is_set():
                     raise self._failed(error) from error
                 self.shortage = short
                 if (suppressed := self._log_limit.due("short")) is not None:
                     log.warning("storage.short", error=str(error), suppressed=suppressed)
                 if not patient:
                     raise StorageShort(short) from error
-                until_s = until_s or monotonic() + SHORTAGE_PATIENCE_S
+                until_s = until_s or machine().monotonic_s() + SHORTAGE_PATIENCE_S
                 self._closing.wait(SHORTAGE_PAUSE_S)
             else:
                 self.shortage = ""

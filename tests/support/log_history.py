@@ -41,7 +41,7 @@ def entries(epoch: int, first: int, count: int, *, size: int = 20, tag: int = 0)
     ]
 
 
-def open_log(io: Any, **options: Any) -> FileLog:
+def open_log(io: Any, directory: Path = DIRECTORY, **options: Any) -> FileLog:
     """A small log on `io`: files of 600 bytes, batches of 400, unless given otherwise."""
     settings = {
         "cluster_uuid": CLUSTER,
@@ -51,7 +51,7 @@ def open_log(io: Any, **options: Any) -> FileLog:
         "batch_bytes": 400,
         "reserve_bytes": 1000,
     } | options
-    return FileLog.open(DIRECTORY, io=io, **settings)
+    return FileLog.open(directory, io=io, **settings)
 
 
 class Listener:

@@ -51,7 +51,7 @@ class File:
         self.pending: list[Write | Truncation | Extension] = []
 
     def change(self, change: Write | Truncation | Extension) -> None:
-        _change(self.cached, change)
+        apply(self.cached, change)
         self.pending.append(change)
 
     def truncate(self, size: int) -> None:
@@ -59,7 +59,7 @@ class File:
 
     def sync(self) -> None:
         for change in self.pending:  # and nothing else: a file that is not known to be dirty is not written
-            _change(self.synced, change)
+            apply(self.synced, change)
         self.pending.clear()
 
     def sync_write(self, write: Write) -> None:
@@ -68,7 +68,7 @@ class File:
             "a write waits for a cut to be synced"
         )
         self.pending.remove(write)
-        _change(self.synced, write)
+        apply(self.synced, write)
         self.pending = [c for c in self.pending if not isinstance(c, Extension) or c.size > len(self.synced)]
 
     def survive(self, how: str, random: Random) -> File:
@@ -78,31 +78,15 @@ class File:
             data = self.cached[:]
         elif how == "torn":
             for change in self.pending:
-                if isinstance(change, Truncation):
-                    if random.random() < 0.5:
-                        _change(data, change)
-                    continue
-                if isinstance(change, Extension):
-                    _change(data, Extension(random.choice([0, change.size, random.randint(0, change.size)])))
-                    continue
-                position, written = change
-                end = random.choice(
-                    [position, position + len(written), random.randint(position, position + len(written))]
-                )
-                data.extend(bytes(max(0, end - len(data))))
-                at = position
-                while at < end:
-                    upto = min(end, (at // SECTOR_BYTES + 1) * SECTOR_BYTES)
-                    if random.random() < 0.6:
-                        data[at:upto] = written[at - position : upto - position]
-                    at = upto
+                tear(data, change, random)
         file = File()
         file.cached = data
         file.synced = bytearray(data)
         return file
 
 
-def _change(data: bytearray, change: Write | Truncation | Extension) -> None:
+def apply(data: bytearray, change: Write | Truncation | Extension) -> None:
+    """Make the change to `data`."""
     match change:
         case Write(position, written):
             data.extend(bytes(max(0, position - len(data))))
@@ -111,6 +95,27 @@ def _change(data: bytearray, change: Write | Truncation | Extension) -> None:
             del data[size:]
         case Extension(size):
             data.extend(bytes(max(0, size - len(data))))
+
+
+def tear(data: bytearray, change: Write | Truncation | Extension, random: Random) -> None:
+    """Change `data` as a power loss may leave it while the change is on its way: done, not done, or done in some
+    sectors."""
+    if isinstance(change, Truncation):
+        if random.random() < 0.5:
+            apply(data, change)
+        return
+    if isinstance(change, Extension):
+        apply(data, Extension(random.choice([0, change.size, random.randint(0, change.size)])))
+        return
+    position, written = change
+    end = random.choice([position, position + len(written), random.randint(position, position + len(written))])
+    data.extend(bytes(max(0, end - len(data))))
+    at = position
+    while at < end:
+        upto = min(end, (at // SECTOR_BYTES + 1) * SECTOR_BYTES)
+        if random.random() < 0.6:
+            data[at:upto] = written[at - position : upto - position]
+        at = upto
 
 
 class MemoryDisk:

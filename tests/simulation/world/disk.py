@@ -24,7 +24,7 @@ from isthmus.repl.shortage import is_shortage, lacks_descriptors
 from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import checkpoint
 from tests.simulation.world.leveldb import LevelDb
-from tests.support.memory_disk import Extension, File, Truncation, Write
+from tests.support.memory_disk import Extension, File, Truncation, Write, apply, tear
 
 CAPACITY_BYTES: Final = 1 << 40
 """Size of a disk that is not full."""
@@ -75,6 +75,22 @@ class TrackedFile(File):
         self.lossy |= bool(self.pending)
         self.pending.clear()
 
+    def left(self, random: Random) -> bytes:
+        """What a power loss leaves: of what is pending all, nothing, all up to a point, or anything of each change."""
+        assert self.synced is not None
+        data = bytearray(self.synced)
+        how = random.randrange(4)
+        count = (0, len(self.pending), random.randint(0, len(self.pending)), 0)[how]
+        for change in self.pending[:count]:
+            apply(data, change)
+        for change in self.pending[count : count + 1] if how == 2 else self.pending if how == 3 else ():
+            match random.randrange(3):
+                case 0:
+                    apply(data, change)
+                case 1:
+                    tear(data, change, random)
+        return bytes(data)
+
     def release(self) -> None:
         """Nobody writes it any more."""
         if not self.pending and not self.lossy:
@@ -109,22 +125,19 @@ class TrackedDirectory:
             if name not in left:
                 os.unlink(os.path.join(self.path, name))
         for name, file in left.items():
-            if file.synced is None and self.names.get(name) is file:
+            if file.synced is None:
                 continue  # all of it is on the platter
             place = os.path.join(self.path, name)
-            file.load(lambda: b"")
-            data = bytes(file.survive("torn", random).cached)
             with open(place + ".left", "wb") as left_file:
-                left_file.write(data)
+                left_file.write(file.left(random))
             os.replace(place + ".left", place)
 
 
 class WorldDisk:
-    """The disk of a machine whose node has its files in `directory`. `charge_ms` lets virtual time pass for the code
+    """The disk of a machine. `charge_ms` lets virtual time pass for the code
     that waits for the disk, and is called before anything is done. Everything goes through one process at a time."""
 
-    def __init__(self, directory: Path, charge_ms: Callable[[float], None] = lambda _: None) -> None:
-        self.directory = directory
+    def __init__(self, charge_ms: Callable[[float], None] = lambda _: None) -> None:
         self._charge_ms = charge_ms
         self._latency_ms = 0.0
         self._capacity_bytes = CAPACITY_BYTES
@@ -142,10 +155,8 @@ class WorldDisk:
         self.files = ProcessFiles(self)
 
     def process_ends(self) -> None:
-        """The process is gone, with its descriptors, its databases and the lock of its data directory; the page cache
-        is still there."""
+        """The process is gone, with its descriptors and its databases; the page cache is still there."""
         self.files.end()
-        _unlock(self.directory)
 
     def database(self, name: str, **options: Any) -> LevelDb:
         """Open the database in the directory `name`; takes what plyvel.DB takes."""
@@ -505,18 +516,3 @@ def _inode(path: str) -> int | None:
 
 def _whole(fd: int) -> bytes:
     return os.pread(fd, os.fstat(fd).st_size, 0)
-
-
-def _unlock(directory: Path) -> None:
-    """Release the locks that processes which are gone hold below `directory`. Their objects may still be there, and
-    close their descriptors later: so each keeps its number."""
-    root = os.path.join(os.path.realpath(directory), "")
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue
-        if target.startswith(root) and os.path.basename(target) == "lock":
-            null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            os.dup2(null, int(name), inheritable=False)
-            os.close(null)

@@ -1,8 +1,9 @@
 """The kernel of the simulated world: virtual time, one heap of events, one source of chance, blocking code.
 
-Everything that happens is an event of this heap. An event belongs to a machine, or to the world itself; while it runs,
-its machine is installed as the product's (`isthmus.repl.machine`). Events of a machine that was killed are dropped,
-those of a frozen one wait until it is thawed. Code that blocks runs in a greenlet and switches back here to wait.
+Everything that happens is an event of this heap. An event belongs to a process of a machine, or to the world itself;
+while it runs, its machine is installed as the product's (`isthmus.repl.machine`). Events of a process that was killed
+are dropped, also once its machine has another one; those of a frozen machine wait until it is thawed. Code that blocks
+runs in a greenlet and switches back here to wait.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Stuck(AssertionError):
 class KernelEvent:
     """Something that will happen; ordered by its time, then by when it was asked for."""
 
-    __slots__ = ("at_ns", "callback", "machine", "number")
+    __slots__ = ("at_ns", "boots", "callback", "machine", "number")
 
     def __init__(
         self, at_ns: int, number: int, callback: Callable[[], object] | None, machine: VirtualMachine | None
@@ -44,6 +45,8 @@ class KernelEvent:
         self.number = number
         self.callback = callback
         self.machine = machine
+        self.boots = 0 if machine is None else machine.boots
+        """Which process of its machine it belongs to."""
 
     def __lt__(self, other: KernelEvent) -> bool:
         if self.at_ns != other.at_ns:
@@ -93,7 +96,7 @@ class Kernel:
                 event.callback = None
                 machine = event.machine
                 if machine is not None:
-                    if not machine.alive:
+                    if not machine.alive or machine.boots != event.boots:
                         continue
                     if machine.frozen:
                         machine.parked.append(callback)
@@ -134,6 +137,10 @@ class Kernel:
         self.at(delay_ns, made.switch, machine)
         return made
 
+    def may_wait(self) -> bool:
+        """The running code is in a greenlet, and may wait."""
+        return getcurrent() is not self._hub
+
     def waiter(self, machine: VirtualMachine | None) -> Waiter:
         """For the running greenlet to wait once."""
         return Waiter(self, machine)
@@ -142,11 +149,12 @@ class Kernel:
 class Waiter:
     """One wait of a greenlet."""
 
-    __slots__ = ("_done", "_greenlet", "_kernel", "_machine", "_woken")
+    __slots__ = ("_boots", "_done", "_greenlet", "_kernel", "_machine", "_woken")
 
     def __init__(self, kernel: Kernel, machine: VirtualMachine | None) -> None:
         self._kernel = kernel
         self._machine = machine
+        self._boots = 0 if machine is None else machine.boots
         self._greenlet: greenlet | None = None
         self._woken = False
         self._done = False
@@ -170,7 +178,8 @@ class Waiter:
 
     def wake(self) -> None:
         """End the wait, from any machine."""
-        if self._woken or self._done:
+        machine = self._machine
+        if self._woken or self._done or (machine is not None and machine.boots != self._boots):
             return
         self._woken = True
         if self._greenlet is not None:

@@ -64,7 +64,7 @@ class VirtualLoop(NetworkLoop, asyncio.AbstractEventLoop):
             self._want_turn()
 
     def _want_turn(self) -> None:
-        if not self._turn_due:
+        if not self._turn_due and not self._closed:
             self._turn_due = True
             kernel = self._kernel
             kernel.at(TURN_NS + int(kernel.random.random() * TURN_NS), self._turn, self.machine)

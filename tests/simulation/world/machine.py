@@ -124,13 +124,18 @@ class VirtualMachine:
     def monotonic_s(self) -> float:
         return self.boottime_ns() / SECOND
 
-    perf_s = cpu_s = monotonic_s
+    perf_s = cpu_s = process_cpu_s = monotonic_s
 
     def wall_ns(self) -> int:
         return EPOCH_NS + self.boottime_ns() + self.wall_offset_ns
 
     def sleep(self, seconds: float) -> None:
         self.waiter().wait(seconds / self.drift)
+
+    def wait_for_disk(self, ms: float) -> None:
+        """The running thread waits for the disk. The event loop does not: what it does at once takes no time."""
+        if self.kernel.may_wait():
+            self.sleep(ms / 1000)
 
     # Chance
 

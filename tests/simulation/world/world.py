@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.simulation.world import quiet
 from tests.simulation.world.clusters import Shape, WorldCluster, make_clusters
 from tests.simulation.world.history import History
 from tests.simulation.world.kernel import SECOND, Kernel
+from tests.simulation.world.libraries import sockets_in_libraries
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
 from tests.simulation.world.node import WorldNode
@@ -79,6 +81,7 @@ class World:
     def __enter__(self) -> World:
         self._outside.enter_context(self.story.listening())
         self._outside.enter_context(_no_collection())
+        self._outside.enter_context(sockets_in_libraries())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,6 +141,11 @@ class World:
             if not node.running:
                 node.start()
         self.run_until(self.all_ready, HEALED_S, "all nodes serve again")
+
+    def wait_until_quiet(self, seconds: float) -> None:
+        """Run until everything was delivered, compared and closed, and nothing changes any more (`quiet`); an
+        AssertionError if that takes more than `seconds`."""
+        quiet.wait_until_quiet(self, seconds)
 
     def run_until(self, condition: Callable[[], bool], seconds: float, claim: str, *, every_s: float = 0.05) -> None:
         """Run until the condition holds; an AssertionError if that takes more than `seconds`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from isthmus.repl import unforeseen as module
 from isthmus.repl.log_limit import INTERVAL_S, LogLimit
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import InternalError
 from isthmus.repl.unforeseen import FINDING_MS, KEPT_MAX, UnforeseenErrors, observes
 
@@ -67,7 +67,7 @@ def test_defects_are_kept_within_a_limit_and_for_a_day(monkeypatch: pytest.Monke
     assert len(errors.recent()) == KEPT_MAX
     assert errors.recent()[0].event == "number.3"
     later_ns = (errors.recent()[-1].last_ms + FINDING_MS + 1) * 1_000_000
-    monkeypatch.setattr(module.time, "time_ns", lambda: later_ns)
+    monkeypatch.setattr(machine(), "wall_ns", lambda: later_ns)
     assert errors.recent() == []
     assert len(list(errors.samples())) == KEPT_MAX + 3
 

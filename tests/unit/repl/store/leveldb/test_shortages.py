@@ -123,11 +123,11 @@ def test_only_a_log_that_was_never_made_proves_that_nothing_was_written(
 def test_a_read_without_a_descriptor_is_refused_and_damages_nothing(memory_directory: Path) -> None:
     """A table that cannot be opened now is not taken for a damaged one, nor its rows for missing ones."""
     names = [b"%04d" % n for n in range(400)]
-    driver = leveldb._open_driver(memory_directory, write_buffer_size=65_536)
+    driver = leveldb._open_driver(leveldb.PLYVEL, memory_directory, write_buffer_size=65_536)
     for name in names:
         driver.put(name, os.urandom(20_000))
     driver.close()
-    driver = leveldb._open_driver(memory_directory)
+    driver = leveldb._open_driver(leveldb.PLYVEL, memory_directory)
     view = LevelDbView(driver, memory_directory)
     with no_descriptor_left():
         for read in (

@@ -1,0 +1,17 @@
+"""All oracles of a world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.world.oracles_state import Bounds, EqualContents, Errors, Ledgers, OneContentPerDot
+from tests.simulation.world.oracles_told import Told
+
+if TYPE_CHECKING:
+    from tests.simulation.world.oracle import Oracle
+    from tests.simulation.world.world import World
+
+
+def all_of(world: World) -> tuple[Oracle, ...]:
+    """New oracles for a world that has not begun."""
+    return (EqualContents(), OneContentPerDot(), Ledgers(), Bounds(), Errors(), Told(world.kernel.seed))
