@@ -23,7 +23,6 @@ import contextlib
 import os
 import shutil
 import sqlite3
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
@@ -46,6 +45,7 @@ from isthmus.node.backup.manifest import (
 )
 from isthmus.node.backup.store_copy import StoreCopier
 from isthmus.node.observability.version import program_version
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadInput, Corruption, LocalFault
 from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.replog.port import RecoveredPartition
@@ -172,7 +172,7 @@ class _Backup:
         self._cluster = cluster
         self._progress = progress
         self._database = database
-        self._begun_ms = time.time_ns() // 1_000_000
+        self._begun_ms = machine().wall_ns() // 1_000_000
         self._phase = "copying"
         self._done_bytes = 0
         self._all_bytes = size_of(source)
@@ -328,7 +328,7 @@ class _Backup:
             cluster_uuid=cut.identity["cluster_uuid"].hex(),
             node=cut.identity["node"],
             begun_ms=self._begun_ms,
-            ended_ms=time.time_ns() // 1_000_000,
+            ended_ms=machine().wall_ns() // 1_000_000,
             metastore_copy_ms=metastore_copy_ms,
             partitions=positions,
             files=files,
@@ -337,10 +337,10 @@ class _Backup:
 
 def copy_database(source: Path, target: Path) -> None:
     """Copy a SQLite database that another process may write. Raises LocalFault, also after DATABASE_S of locks."""
-    ends_s = time.monotonic() + DATABASE_S
+    ends_s = machine().monotonic_s() + DATABASE_S
 
     def check(status: int, _left: int, _all: int) -> None:
-        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() >= ends_s:
+        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and machine().monotonic_s() >= ends_s:
             raise LocalFault(f"{source} cannot be copied: another process has it locked for {DATABASE_S:g} s")
 
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -368,5 +368,5 @@ def _read_with_retries(read: Callable[[], Any]) -> Any:
         try:
             return read()
         except Corruption:
-            time.sleep(0.02)
+            machine().sleep(0.02)
     return read()
