@@ -29,7 +29,7 @@ from isthmus.repl.security.tls import HANDSHAKE_TIMEOUT_S, LinkTls, server_conte
 from isthmus.repl.security.tls_server import TlsServer
 from isthmus.repl.transport.links import ClusterLinks
 from tests.simulation.world.kernel import SECOND, Kernel
-from tests.simulation.world.libraries import sockets_in_libraries
+from tests.simulation.world.libraries import libraries_in_the_world
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
 from tests.simulation.world.sockets import VirtualSocket
@@ -766,7 +766,7 @@ def test_requests_in_a_greenlet(monkeypatch: pytest.MonkeyPatch) -> None:
         session.close()
         return found
 
-    with sockets_in_libraries():
+    with libraries_in_the_world():
         assert two.block(two.a, ask) == [b"hello", b"hello", 1, b"hello", 2]
 
 
@@ -820,7 +820,7 @@ def test_client_transport() -> None:
         await transport.close()
         return found
 
-    with sockets_in_libraries():
+    with libraries_in_the_world():
         one, again, first, third, second, silent, refused = two.call(two.a, ask())
     assert isinstance(one, Response)
     assert one.body == again.body == third.body == b"hello"
@@ -960,7 +960,7 @@ def test_tls_of_blocking_clients(folder: CertificateFolder, monkeypatch: pytest.
         peer = HttpPeer(f"https://{two.b.address}:{PORT}", 1, access)
         return sum(len(peer.post("/x", b"q", media_type="a/b", timeout_ms=5000, limit_bytes=1 << 20)) for _ in range(2))
 
-    with sockets_in_libraries():
+    with libraries_in_the_world():
         assert two.block(two.a, lambda: ask("c")) == 200_000
         with pytest.raises(PeerFault, match="its certificate must name"):
             two.block(two.a, lambda: ask("other"))
