@@ -692,6 +692,43 @@ def test_blocking_calls_wait_and_time_out() -> None:
     assert served == [b"helhello"]
 
 
+def test_readers_and_writers_of_the_loop() -> None:
+    """add_reader and add_writer call back in each turn in which the socket is ready, and not after they are removed; a
+    dial that failed makes its socket writable, with the error in SO_ERROR."""
+    two = Two()
+    sock, other = two.pair()
+    loop = two.a.loop
+    calls: list[str] = []
+    loop.add_reader(sock, calls.append, "read")
+    two.wait(0.2)
+    assert calls == []
+    other.send(b"xy")
+    two.until(lambda: len(calls) >= 3, 1)
+    assert sock.recv(2) == b"xy"
+    assert loop.remove_reader(sock.fileno())
+    assert not loop.remove_reader(sock)
+    calls.clear()
+    while True:
+        try:
+            sock.send(bytes(100_000))
+        except BlockingIOError:
+            break
+    sent = two.network.connections()[0].outgoing.unread
+    loop.add_writer(sock, calls.append, "write")
+    two.wait(1)
+    assert calls == []
+    assert len(other.recv(sent)) == sent == WINDOW_BYTES
+    two.until(lambda: len(calls) >= 3, 1)
+    loop.remove_writer(sock)
+    refused = two.network.socket(two.a)
+    refused.setblocking(False)
+    assert refused.connect_ex((two.b.address, PORT + 1)) == errno.EINPROGRESS
+    calls.clear()
+    loop.add_writer(refused, calls.append, "refused")
+    two.until(lambda: bool(calls), 1)
+    assert refused.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
+
+
 def test_a_blocking_dial_times_out() -> None:
     """Its TimeoutError comes at the time that was set."""
     two = Two()
