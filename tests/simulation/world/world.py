@@ -10,11 +10,11 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tests.simulation.world import quiet
+from tests.simulation.world import quiet, workload
 from tests.simulation.world.clusters import Shape, WorldCluster, make_clusters
 from tests.simulation.world.history import History
 from tests.simulation.world.kernel import SECOND, Kernel
@@ -54,6 +54,10 @@ class World:
         self.clusters: dict[str, WorldCluster] = make_clusters(self.kernel, self.network, self.directory, self.shape)
         self.broken: list[tuple[str, Callable[[], object]]] = []
         """(what, how it is undone) of all that is broken at the moment."""
+        self.disturbances = 0
+        """How often something was broken."""
+        self.changed: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        """What operators changed, and how they take it back."""
         self.history = History()
         """What clients did."""
         self.oracles: Sequence[Oracle] = ()
@@ -99,6 +103,10 @@ class World:
             node.start()
         self.run_until(self.all_ready, READY_S, "all nodes serve")
 
+    def prepare(self) -> None:
+        """Make what clients need: bucket types and sessions."""
+        self.workload = workload.prepare(self)
+
     def all_ready(self) -> bool:
         """Every node has a process that is ready."""
         return all(_ready(node) for node in self.nodes)
@@ -141,6 +149,12 @@ class World:
             if not node.running:
                 node.start()
         self.run_until(self.all_ready, HEALED_S, "all nodes serve again")
+        while self.changed:
+            what, take_back = self.changed.popitem()
+            self.story.tell("world", f"taken back: {what}")
+            task = self.operators.loop.create_task(take_back(), name=what)
+            self.run_until(task.done, STEP_S, what)
+            task.result()
 
     def wait_until_quiet(self, seconds: float) -> None:
         """Run until everything was delivered, compared and closed, and nothing changes any more (`quiet`); an
