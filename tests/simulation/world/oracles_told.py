@@ -26,6 +26,7 @@ from tests.simulation.world.node import ADMIN_PORT
 from tests.simulation.world.node_state import (
     leaders_of,
     records_of,
+    registered,
     rows_of,
     running,
     services_of,
@@ -421,8 +422,8 @@ class Told:
         """Note since when the facts of a cluster have been as they are."""
         now_ns = world.kernel.now_ns
         facts: dict[str, Any] = {f"partition {number}": record for number, record in records_of(cluster).items()}
-        registered = _registered(cluster)
-        facts |= {f"node {name}": name in registered for name in cluster.nodes}
+        live = registered(cluster)
+        facts |= {f"node {name}": name in live for name in cluster.nodes}
         for (queue, number), window in _windows(cluster).items():
             facts[f"gaps {queue} {number}"] = window.life, window.gaps
         for subject, state in facts.items():
@@ -456,7 +457,7 @@ class Told:
         unsure_ns = self._unsure_ns.get(asked.name)
         connected = unsure_ns is None or now_ns - unsure_ns >= STABLE_S * SECOND
         return Truth(
-            now_ns, connected, records_of(cluster), _registered(cluster), copies, _windows(cluster), queues, settled
+            now_ns, connected, records_of(cluster), registered(cluster), copies, _windows(cluster), queues, settled
         )
 
 
@@ -503,10 +504,6 @@ async def _answer_of(node: WorldNode, path: str) -> Answer | None:
     except NoAnswer:
         return None
     return answer if answer.status == 200 else None
-
-
-def _registered(cluster: WorldCluster) -> frozenset[str]:
-    return frozenset(cluster.ensemble.tree.children("/nodes") or ())
 
 
 def _windows(cluster: WorldCluster) -> dict[tuple[str, int], WindowTruth]:
