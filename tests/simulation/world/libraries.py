@@ -1,7 +1,8 @@
 """Libraries in the world: what they ask the system for past the product's ports.
 
-`urllib3` and `httpcore2` ask `select.poll` whether an idle connection was closed, and `ssl.SSLContext.wrap_socket` for TLS, both of which
-know descriptors of the real system only. Real sockets are passed on. APScheduler asks `datetime` for the time.
+`urllib3` and `httpcore2` ask `select.poll` whether an idle connection was closed, and `ssl.SSLContext.wrap_socket` for
+TLS, both of which know descriptors of the real system only. Real sockets are passed on. APScheduler asks `datetime` for
+the time.
 """
 
 from __future__ import annotations
