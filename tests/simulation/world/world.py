@@ -18,7 +18,7 @@ from tests.simulation.world import quiet, workload
 from tests.simulation.world.clusters import Shape, WorldCluster, make_clusters
 from tests.simulation.world.history import History
 from tests.simulation.world.kernel import SECOND, Kernel
-from tests.simulation.world.libraries import sockets_in_libraries
+from tests.simulation.world.libraries import libraries_in_the_world
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
 from tests.simulation.world.node import WorldNode
@@ -86,7 +86,7 @@ class World:
     def __enter__(self) -> World:
         self._outside.enter_context(self.story.listening())
         self._outside.enter_context(_no_collection())
-        self._outside.enter_context(sockets_in_libraries())
+        self._outside.enter_context(libraries_in_the_world())
         return self
 
     def __exit__(self, *_: object) -> None:
