@@ -56,7 +56,7 @@ from isthmus.repl.storage.identity import NAME as IDENTITY
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.storage.slot_file import SlotFile, sync_directory
 from isthmus.repl.store.checkpoint import FLOORS_NAME, Floors, encode_floors, read_floors
-from isthmus.repl.store.leveldb import RecoveredRows, recover_copy
+from isthmus.repl.store.leveldb import PLYVEL, OpenDatabase, RecoveredRows, recover_copy
 from isthmus.repl.store.recovery import ROWS_NAME
 
 ATTEMPTS: Final = 10
@@ -89,10 +89,19 @@ class _Cut(NamedTuple):
     """Partition -> why its log and rows do not fit, unless it is in a state transfer."""
 
 
-def create(source: Path, target: Path, *, node: str | None, cluster: str | None, progress: Progress) -> Manifest:
+def create(
+    source: Path,
+    target: Path,
+    *,
+    node: str | None,
+    cluster: str | None,
+    progress: Progress,
+    database: OpenDatabase = PLYVEL,
+) -> Manifest:
     """Back up data directory `source` to `target`, which must not exist or be empty; it appears when it is complete.
 
-    `node` is refused if the directory is of another one. Raises BadInput, LocalFault, Corruption, OSError."""
+    `node` is refused if the directory is of another one. `database` opens the copied rows. Raises BadInput, LocalFault,
+    Corruption, OSError."""
     _check(source, target)
     target = target.resolve()  # "." and ".." have no name
     made = target.with_name(target.name + INCOMPLETE)
@@ -104,7 +113,7 @@ def create(source: Path, target: Path, *, node: str | None, cluster: str | None,
             f"{made} exists: another backup to {target} runs, or one was killed; in that case remove the directory"
         ) from None
     try:
-        manifest = _Backup(source, made, node, cluster, progress).run()
+        manifest = _Backup(source, made, node, cluster, progress, database).run()
         _write_manifest(made, manifest)
         os.replace(made, target)
         sync_directory(target.parent)
@@ -148,12 +157,21 @@ def size_of(source: Path) -> int:
 
 
 class _Backup:
-    def __init__(self, source: Path, made: Path, node: str | None, cluster: str | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        source: Path,
+        made: Path,
+        node: str | None,
+        cluster: str | None,
+        progress: Progress,
+        database: OpenDatabase,
+    ) -> None:
         self._source = source
         self._made = made
         self._node = node
         self._cluster = cluster
         self._progress = progress
+        self._database = database
         self._begun_ms = machine().wall_ns() // 1_000_000
         self._phase = "copying"
         self._done_bytes = 0
@@ -194,7 +212,8 @@ class _Backup:
                 self._store.copy_tables()
             try:
                 cut = self._cut(cluster_uuid, last=attempt == ATTEMPTS - 1)
-                return cut, recover_copy(self._made / "store", cluster_uuid, cut.floors)
+                rows = recover_copy(self._made / "store", cluster_uuid, cut.floors, database=self._database)
+                return cut, rows
             except (Raced, Corruption) as error:
                 last_error = error
         raise LocalFault(

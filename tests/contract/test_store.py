@@ -24,7 +24,7 @@ def store(request: pytest.FixtureRequest, memory_directory: Path) -> Iterator[St
     if request.param == "memory":
         opened = MemoryStore(request_window_offsets=WINDOW_OFFSETS)
     else:
-        simulated = {"database": WorldDisk(memory_directory).database} if request.param == "simulated" else {}
+        simulated = {"database": WorldDisk().database} if request.param == "simulated" else {}
         opened = open_store(memory_directory / "store", **simulated)
     yield opened
     opened.close()

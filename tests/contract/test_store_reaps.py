@@ -41,7 +41,7 @@ def store(request, memory_directory):
     if request.param == "memory":
         found = MemoryStore()
     else:
-        database = WorldDisk(memory_directory).database if request.param == "simulated" else PLYVEL
+        database = WorldDisk().database if request.param == "simulated" else PLYVEL
         found = level(memory_directory / "store", database=database)
     yield found
     found.close()

@@ -54,7 +54,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "memory":
         made = [MemoryStore(), MemoryStore()]
     else:
-        simulated = {"database": WorldDisk(tmp_path).database} if request.param == "simulated" else {}
+        simulated = {"database": WorldDisk().database} if request.param == "simulated" else {}
         made = [open_store(tmp_path / n, **simulated) for n in "ab"]
     history = History(PARTITION)
     entries = [history.put(b"b", b"%d" % (n % 30), b"x%d" % n) for n in range(60)]

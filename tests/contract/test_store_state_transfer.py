@@ -42,7 +42,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "memory":
         made = [MemoryStore(), MemoryStore()]
     else:
-        database = WorldDisk(tmp_path).database if request.param == "simulated" else PLYVEL
+        database = WorldDisk().database if request.param == "simulated" else PLYVEL
         made = [opened(tmp_path / name, database=database) for name in "ab"]
     yield made
     for store in made:

@@ -114,7 +114,7 @@ def add_node(
     machine = VirtualMachine(kernel, network, name, cluster.address(number))
     place = directory / name
     place.mkdir()
-    disk = WorldDisk(machine, place)
+    disk = WorldDisk(machine.wait_for_disk)
     node = cluster.nodes[name] = WorldNode(machine, cluster.name, name, place, cluster.ensemble, disk)
     return node
 

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 import msgpack
 
+from isthmus.repl.model.properties import Properties
+
 NEVER: Final = sys.maxsize
 
 VectorClock = Mapping[bytes, int]
@@ -74,7 +76,8 @@ class Operation:
     outcome: Outcome = Outcome.UNKNOWN
     value: str = ""
     """What a PUT wrote: no two write the same."""
-    content: Content = PLAIN
+    content: Content | None = PLAIN
+    """What it stored with the value; None: whatever the value before had."""
     context: VectorClock | None = None
     """The clock that a write carried."""
     replaces_all: bool = False
@@ -84,6 +87,8 @@ class Operation:
     """A write with If-None-Match: *."""
     clock: VectorClock | None = None
     """The clock in the answer."""
+    clock_hidden: bool = False
+    """The client does not show the clock, although there may be one."""
     repeated: bool = False
     """The answer is that to a request which had taken effect before: its clock is the key's at the time of the
     answer, or before it."""
@@ -183,6 +188,36 @@ class Rules:
     reaps: bool = False
     """Tombstones may be removed."""
 
+    def note(self, properties: Properties) -> None:
+        """The bucket type has these properties in some cluster."""
+        single = properties.last_write_wins or not properties.allow_mult
+        self.single = self.single or single
+        self.always_single = self.always_single and single
+        self.overwrites = self.overwrites and properties.last_write_wins
+        self.unseen = self.unseen or not properties.dvv_enabled
+        self.reaps = self.reaps or properties.reap_after_ms is not None or properties.repl_reap
+
+
+class Surprise(NamedTuple):
+    """An answer that a sound cluster does not give."""
+
+    at_ns: int
+    cluster: str
+    reason: str
+    """The code of the refusal."""
+    what: str
+
+
+class Listing(NamedTuple):
+    """A complete list of a bucket's keys."""
+
+    cluster: str
+    bucket_type: str
+    bucket: str
+    called_ns: int
+    answered_ns: int
+    keys: frozenset[str]
+
 
 @dataclass(slots=True)
 class History:
@@ -192,8 +227,9 @@ class History:
     rules: dict[str, Rules] = field(default_factory=dict)
     """By bucket type."""
     losses: list[DeclaredLoss] = field(default_factory=list)
-    surprises: list[str] = field(default_factory=list)
-    """Answers that no fault explains."""
+    surprises: list[Surprise] = field(default_factory=list)
+    """Answers that a sound cluster does not give."""
+    listings: list[Listing] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     """Operations by kind and outcome, and attempts by answer."""
 

@@ -137,6 +137,10 @@ class Kernel:
         self.at(delay_ns, made.switch, machine)
         return made
 
+    def may_wait(self) -> bool:
+        """The running code is in a greenlet, and may wait."""
+        return getcurrent() is not self._hub
+
     def waiter(self, machine: VirtualMachine | None) -> Waiter:
         """For the running greenlet to wait once."""
         return Waiter(self, machine)

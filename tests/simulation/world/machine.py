@@ -132,6 +132,11 @@ class VirtualMachine:
     def sleep(self, seconds: float) -> None:
         self.waiter().wait(seconds / self.drift)
 
+    def wait_for_disk(self, ms: float) -> None:
+        """The running thread waits for the disk. The event loop does not: what it does at once takes no time."""
+        if self.kernel.may_wait():
+            self.sleep(ms / 1000)
+
     # Chance
 
     def random_bytes(self, count: int) -> bytes:

@@ -91,7 +91,9 @@ class WorldNode:
         return wiring.metastore_of(settings, hosts, None, session=self.ensemble.session_of(self.machine))
 
     def _store(self, settings: Settings, cluster_uuid: bytes, boot_id: str) -> LevelStore:
-        return wiring.open_store(settings, cluster_uuid, boot_id, database=self.disk.database)
+        return wiring.open_store(
+            settings, cluster_uuid, boot_id, database=self.disk.database, disk=self.disk.checkpoints
+        )
 
     def _log(self, settings: Settings, cluster_uuid: bytes, known_durable: Any) -> FileLog:
         return wiring.open_log(settings, cluster_uuid, known_durable, io=self.disk.files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.simulation.world.oracles_clients import CommittedReads, NothingLost
 from tests.simulation.world.oracles_state import Bounds, EqualContents, Errors, Ledgers, OneContentPerDot
 from tests.simulation.world.oracles_told import Told
 
@@ -14,4 +15,13 @@ if TYPE_CHECKING:
 
 def all_of(world: World) -> tuple[Oracle, ...]:
     """New oracles for a world that has not begun."""
-    return (EqualContents(), OneContentPerDot(), Ledgers(), Bounds(), Errors(), Told(world.kernel.seed))
+    return (
+        EqualContents(),
+        OneContentPerDot(),
+        Ledgers(),
+        Bounds(),
+        Errors(),
+        Told(world.kernel.seed),
+        NothingLost(),  # it reads every key once more, which the next one judges, too
+        CommittedReads(),
+    )

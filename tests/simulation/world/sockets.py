@@ -7,13 +7,10 @@ machine's other greenlets go on while it waits.
 from __future__ import annotations
 
 import errno
-import select
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from isthmus.repl.machine import machine as product_machine
 from tests.simulation.world.tcp import End, Host, Listening, failure
 
 if TYPE_CHECKING:
@@ -73,7 +70,7 @@ class VirtualSocket:
     @property
     def writable(self) -> bool:
         """A write would not block."""
-        return self.end is not None and self.end.writable
+        return bool(self._failed) or (self.end is not None and self.end.writable)
 
     def input_ready(self) -> None:
         """There is something to read or to accept."""
@@ -92,6 +89,8 @@ class VirtualSocket:
     def watch(self, callback: Callable[[], object], *, output: bool = False) -> None:
         """Call `callback` once, when the socket becomes readable, or writable."""
         (self._output_watches if output else self._input_watches).append(callback)
+        if output and self.end is not None and self.end.established:
+            self.end.outgoing.sender_waits = True
 
     def unwatch(self, callback: Callable[[], object], *, output: bool = False) -> None:
         """`callback` is not called any more."""
@@ -368,51 +367,3 @@ class VirtualSocket:
     def __repr__(self) -> str:
         where = self._bound if self.end is None else f"{self.end.local} -> {self.end.remote}"
         return f"<VirtualSocket {self._number} of {self._machine.name}: {where}>"
-
-
-@contextmanager
-def polling() -> Iterator[None]:
-    """`select.poll` knows virtual sockets. HTTP clients ask it whether an idle connection was closed."""
-    real = select.poll
-
-    class Poll:
-        """See select.poll; virtual sockets are asked without waiting."""
-
-        def __init__(self) -> None:
-            self._real = real()
-            self._sockets: dict[VirtualSocket, int] = {}
-
-        def register(self, of: Any, mask: int = select.POLLIN | select.POLLPRI | select.POLLOUT) -> None:
-            found = of if isinstance(of, VirtualSocket) else _socket_of(of)
-            if found is None:
-                self._real.register(of, mask)
-            else:
-                self._sockets[found] = mask
-
-        def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
-            if not self._sockets:
-                return self._real.poll(timeout)
-            found = []
-            for sock, mask in self._sockets.items():
-                events = (select.POLLIN & mask if sock.readable else 0) | (
-                    select.POLLOUT & mask if sock.writable else 0
-                )
-                if events:
-                    found.append((sock.fileno(), events))
-            assert found or timeout == 0, "nobody waits for a virtual socket by polling"
-            return found
-
-    select.poll = Poll  # type: ignore[assignment, misc]
-    try:
-        yield
-    finally:
-        select.poll = real
-
-
-def _socket_of(of: Any) -> VirtualSocket | None:
-    """The virtual socket of a number, in the process that runs now."""
-    network = getattr(product_machine(), "network", None)
-    if network is None or not isinstance(of, int):
-        return None
-    found = network.host(product_machine()).descriptors.get(of)
-    return found if isinstance(found, VirtualSocket) else None

@@ -128,7 +128,7 @@ def test_every_answer_is_leveldbs(seed: int, memory_directory: Path) -> None:
     the same rows as in LevelDB."""
     random = Random(seed)
     real = User(plyvel.DB, memory_directory / "real")
-    simulated = User(WorldDisk(memory_directory).database, memory_directory / "simulated")
+    simulated = User(WorldDisk().database, memory_directory / "simulated")
     try:
         for number in range(400):
             act, value = drawn(random)
@@ -150,7 +150,7 @@ def test_refusals_are_leveldbs(memory_directory: Path) -> None:
     and words."""
     answers = []
     place = memory_directory / "db"
-    for opener in (plyvel.DB, WorldDisk(memory_directory).database):
+    for opener in (plyvel.DB, WorldDisk().database):
         shutil.rmtree(place, ignore_errors=True)
         found = [failure(lambda opener=opener: opener(str(place)))]
         db = opener(str(place), create_if_missing=True)
@@ -167,7 +167,7 @@ def test_refusals_are_leveldbs(memory_directory: Path) -> None:
 def test_a_closed_database_serves_nothing(memory_directory: Path) -> None:
     """After `close`, what was opened on a database raises RuntimeError, as plyvel's does, and `close` may be called
     again."""
-    for opener in (plyvel.DB, WorldDisk(memory_directory).database):
+    for opener in (plyvel.DB, WorldDisk().database):
         db = opener(str(memory_directory / opener.__name__), create_if_missing=True)
         batch, iterator, snapshot = db.write_batch(), db.iterator(), db.snapshot()
         db.close()
@@ -183,7 +183,7 @@ def test_a_closed_database_serves_nothing(memory_directory: Path) -> None:
 
 def test_a_transaction_that_raises_writes_nothing(memory_directory: Path) -> None:
     """With `transaction` a batch is dropped when its block raises, without it is written, as in plyvel."""
-    for opener in (plyvel.DB, WorldDisk(memory_directory).database):
+    for opener in (plyvel.DB, WorldDisk().database):
         db = opener(str(memory_directory / opener.__name__), create_if_missing=True)
         for transaction, expected in ((True, None), (False, b"1")):
             with suppress(KeyError), db.write_batch(transaction=transaction) as batch:
@@ -215,7 +215,7 @@ def rows_of(disk: WorldDisk, place: Path, *, strict: bool) -> list[bytes]:
 
 def test_a_log_that_is_cut_off_ends_before_the_torn_record(memory_directory: Path) -> None:
     """For a log cut at any byte, also a strict open finds exactly the batches that are whole."""
-    disk, place, copy = WorldDisk(memory_directory), memory_directory / "db", memory_directory / "copy"
+    disk, place, copy = WorldDisk(), memory_directory / "db", memory_directory / "copy"
     lengths = filled(disk, place, 5)
     for cut in range(lengths[-1] + 1):
         shutil.rmtree(copy, ignore_errors=True)
@@ -228,7 +228,7 @@ def test_a_log_that_is_cut_off_ends_before_the_torn_record(memory_directory: Pat
 def test_damage_within_a_log_stops_a_strict_open_and_costs_another_one_batch(memory_directory: Path) -> None:
     """A byte that changed in the middle of a log raises CorruptionError; without strict checks the other batches are
     found, and after that the database opens strictly."""
-    disk, place = WorldDisk(memory_directory), memory_directory / "db"
+    disk, place = WorldDisk(), memory_directory / "db"
     lengths = filled(disk, place)
     (log,) = place.glob("*.log")
     data = bytearray(log.read_bytes())
@@ -243,7 +243,7 @@ def test_damage_within_a_log_stops_a_strict_open_and_costs_another_one_batch(mem
 
 def test_a_missing_table_is_noticed(memory_directory: Path) -> None:
     """A database without the table that its MANIFEST names is corrupt, and never opens with a part of its rows."""
-    disk, place = WorldDisk(memory_directory), memory_directory / "db"
+    disk, place = WorldDisk(), memory_directory / "db"
     filled(disk, place)
     db = disk.database(str(place))
     db.compact_range()
@@ -258,7 +258,7 @@ def test_a_missing_table_is_noticed(memory_directory: Path) -> None:
 def test_the_files_of_a_database_stay_few(memory_directory: Path) -> None:
     """However often it is opened and written, a database has one table, some logs and one MANIFEST, and their size
     follows that of the rows."""
-    disk, place = WorldDisk(memory_directory), memory_directory / "db"
+    disk, place = WorldDisk(), memory_directory / "db"
     for n in range(12):
         db = disk.database(str(place), create_if_missing=True, write_buffer_size=1)
         for _ in range(40):
@@ -272,7 +272,7 @@ def test_the_files_of_a_database_stay_few(memory_directory: Path) -> None:
 def test_a_copy_made_while_it_is_written_has_all_rows(memory_directory: Path) -> None:
     """The product's copier of a store's database finds CURRENT, MANIFEST, tables and logs; the copy has every row that
     was written before it ended, also where a compaction ran between its steps."""
-    disk, place, copy = WorldDisk(memory_directory), memory_directory / "db", memory_directory / "copy"
+    disk, place, copy = WorldDisk(), memory_directory / "db", memory_directory / "copy"
     db = disk.database(str(place), create_if_missing=True)
     for n in range(100):
         db.put(b"%03d" % n, b"x")

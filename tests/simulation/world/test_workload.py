@@ -1,0 +1,156 @@
+"""Claims about the clients of a world: how they send, what they record, and that they meet every kind of answer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from isthmus.client.steps import Endpoint, NoAnswer, Request, Response, Send
+from isthmus.repl.security.accepting import Acceptor, PlainServer
+from tests.simulation.world.kernel import Kernel
+from tests.simulation.world.machine import VirtualMachine
+from tests.simulation.world.network import Network
+from tests.simulation.world.raw_http import RawTransport
+
+T = TypeVar("T")
+
+SERVER = "10.0.0.1"
+PORT = 80
+
+
+_pairs: list[Pair] = []
+
+
+@pytest.fixture(autouse=True)
+def _end_pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End all processes of a test; what their objects report when they are freed is dropped."""
+    yield
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    for pair in _pairs:
+        pair.client.kill()
+        pair.server.kill()
+    _pairs.clear()
+    gc.collect()
+
+
+class Pair:
+    """A client's and a server's machine. The server sends what `answers` gives, piece by piece."""
+
+    def __init__(self, *answers: tuple[bytes, ...] | None) -> None:
+        """An answer is its pieces; None: the connection is closed instead. Behind the last: silence."""
+        self.kernel = Kernel(1)
+        network = Network(self.kernel)
+        self.client = VirtualMachine(self.kernel, network, "client", "10.0.0.2")
+        self.server = VirtualMachine(self.kernel, network, "server", SERVER)
+        self.client.boot()
+        self.server.boot()
+        self.answers = list(answers)
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.run(self.server, self._serve())
+        self.transport = RawTransport(self.client.loop)
+        _pairs.append(self)
+
+    def run(self, machine: VirtualMachine, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine on a machine."""
+        task = machine.loop.create_task(work)
+        self.kernel.run_for(60.0, unless=task.done)
+        return task.result()
+
+    async def _serve(self) -> None:
+        listening: Any = self.server.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.bind((SERVER, PORT))
+        listening.listen(16)
+        listening.setblocking(False)
+        PlainServer(Acceptor("test", listening, 0), listening, lambda: _Server(self)).start()
+
+    def send(self, method: bytes = b"GET", port: int = PORT, body: bytes | None = None) -> Response | NoAnswer:
+        """The answer to a request."""
+        request = Request(method, b"/x", ((b"A", b"b"),), body)
+        return self.run(self.client, self.transport.send(Send(Endpoint("http", SERVER, port), request, 5.0, 1.0)))
+
+
+class _Server(asyncio.Protocol):
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._pair.connections += 1
+
+    def data_received(self, data: bytes) -> None:
+        self._pair.requests.append(data)
+        if not self._pair.answers:
+            return
+        pieces = self._pair.answers.pop(0)
+        if pieces is None:
+            self._transport.close()
+            return
+        delay_s = 0.0
+        for piece in pieces:
+            self._pair.server.loop.call_later(delay_s, self._transport.write, piece)
+            delay_s += 0.01
+
+
+OK = b"HTTP/1.1 200 OK\r\nX-Riak-Vclock: abc\r\ncontent-length: 5\r\n\r\nvalue"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [lambda data: (data,), lambda data: tuple(data[at : at + 1] for at in range(len(data)))],
+    ids=("whole", "bytes"),
+)
+def test_an_answer_may_arrive_in_pieces(cut: Callable[[bytes], tuple[bytes, ...]]) -> None:
+    """An answer is complete whichever pieces it comes in, and the connection is used again."""
+    pair = Pair(cut(OK), cut(b"HTTP/1.1 204 No Content\r\n\r\n"), cut(OK))
+    assert pair.send(body=b"12") == Response(200, {"x-riak-vclock": "abc", "content-length": "5"}, b"value")
+    assert pair.send() == Response(204, {}, b"")
+    assert pair.send() == Response(200, {"x-riak-vclock": "abc", "content-length": "5"}, b"value")
+    assert pair.connections == 1
+    assert pair.requests[0] == b"GET /x HTTP/1.1\r\nHost: 10.0.0.1:80\r\nA: b\r\nContent-Length: 2\r\n\r\n12"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [lambda data: (data,), lambda data: tuple(data[at : at + 1] for at in range(len(data)))],
+    ids=("whole", "bytes"),
+)
+def test_a_chunked_answer_is_joined(cut: Callable[[bytes], tuple[bytes, ...]]) -> None:
+    """A body in chunks is complete with its last chunk."""
+    pair = Pair(cut(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\na\r\n0123456789\r\n0\r\n\r\n"))
+    answer = pair.send()
+    assert isinstance(answer, Response)
+    assert answer.body == b"abc0123456789"
+
+
+def test_the_answer_to_head_has_no_body() -> None:
+    """The length in an answer to HEAD is not waited for."""
+    pair = Pair((OK.partition(b"value")[0],))
+    answer = pair.send(b"HEAD")
+    assert isinstance(answer, Response)
+    assert answer.body == b""
+
+
+def test_failures_tell_whether_the_request_was_sent() -> None:
+    """A refused connection sent nothing; one that breaks, or is silent, may have. The next one connects again."""
+    pair = Pair(None, (OK,))
+    refused = pair.send(port=81)
+    assert isinstance(refused, NoAnswer)
+    assert not refused.sent
+    broken = pair.send()
+    assert isinstance(broken, NoAnswer)
+    assert broken.sent
+    assert not broken.silent
+    assert isinstance(pair.send(), Response)
+    silent = pair.send()
+    assert isinstance(silent, NoAnswer)
+    assert silent.sent
+    assert silent.silent
+    assert pair.connections == 2
