@@ -92,7 +92,7 @@ async def _restored(doing: Doing, node: WorldNode, backup: Path) -> None:
     doing.tell(f"restored {node.name} from {backup.name}")
 
 
-@step(StepKind.ACT, weight=9, covers=("backup create",))
+@step(StepKind.ACT, weight=9)
 async def backup_create(doing: Doing) -> None:
     """Of a node that runs, or not."""
     node = doing.node()
@@ -100,7 +100,7 @@ async def backup_create(doing: Doing) -> None:
         await _backed_up(doing, node)
 
 
-@step(StepKind.ACT, weight=3, covers=("backup restore",))
+@step(StepKind.ACT, weight=3)
 async def backup_restore_node(doing: Doing) -> None:
     """A node is stopped, and goes on with a backup of itself beside the others, from whom it catches up. Where it was
     needed, its partitions wait for an operator."""
@@ -109,13 +109,13 @@ async def backup_restore_node(doing: Doing) -> None:
         return
     cluster = doing.world.clusters[node.cluster]
     backup = doing.chance.choice(_backups(doing, node))
-    _leaders_forced_later(doing, cluster)
+    leaders_forced_later(doing, cluster)
     await _restored(doing, node, backup)
     if not node.running:
         await start(doing, node)
 
 
-def _leaders_forced_later(doing: Doing, cluster: WorldCluster) -> None:
+def leaders_forced_later(doing: Doing, cluster: WorldCluster) -> None:
     """In the end a partition that waits for a copy which is no more gets the leader that lacks least."""
 
     async def force() -> None:
@@ -151,7 +151,7 @@ async def _forced(doing: Doing, cluster: WorldCluster, partition: int) -> None:
         await act(doing, cluster, path, node=best["node"])
 
 
-@step(StepKind.ACT, weight=1, covers=("cluster adopt",))
+@step(StepKind.ACT, weight=1)
 async def backup_restore_cluster(doing: Doing) -> None:
     """All nodes of a cluster and the data of its metastore are lost at once, some time after backups of all nodes: the
     nodes are restored, the metastore is adopted, and the records are made anew."""

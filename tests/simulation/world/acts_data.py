@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from tests.simulation.world.acts_queues import BUCKET, kinds, receivers
@@ -14,6 +15,12 @@ PAGES_MAX: Final = 50
 """Pages of a fold of one partition; the keys of a world fit into a few."""
 
 FOLD: Final = "POST /admin/folds"
+
+
+def reaped(doing: Doing, bucket_types: Iterable[str]) -> None:
+    """Tombstones of these bucket types may be gone from now on."""
+    for name in bucket_types:
+        doing.world.history.rules_of(name).reaps = True
 
 
 async def _fold(doing: Doing, kind: str, *, acts: bool = True, **more: Any) -> None:
@@ -36,8 +43,7 @@ async def _fold(doing: Doing, kind: str, *, acts: bool = True, **more: Any) -> N
     if kind == "erase-keys" and not dry_run:
         losses = [doing.declare_loss(Scope.CLUSTER, each) for each in doing.world.clusters]
     if kind == "reap-tombs" and not dry_run:
-        for _, bucket_type in numbers:
-            doing.world.history.rules_of(bucket_type).reaps = True
+        reaped(doing, [bucket_type for _, bucket_type in numbers])
     await _pages(doing, cluster, [number for number, _ in numbers], body)
     for loss in losses:
         doing.loss_is_over(loss)
@@ -89,5 +95,5 @@ async def fold_reads(doing: Doing) -> None:
 async def kv_reap(doing: Doing) -> None:
     """One key."""
     kind, key = doing.chance.choice(kinds(doing)), f"k{doing.chance.randrange(6)}"
-    doing.world.history.rules_of(kind).reaps = True
+    reaped(doing, [kind])
     await act(doing, doing.cluster(), "/admin/reaps", bucket_type=kind, bucket=BUCKET, key=key)

@@ -34,13 +34,18 @@ async def fullsync_run(doing: Doing) -> None:
 async def fullsync_suspend(doing: Doing) -> None:
     """One or all, on a node or on all."""
     cluster, name = checker(doing)
+    checking_later(doing, cluster)
+    peer = doing.chance.choice([None, name])
+    await act(doing, cluster, "/admin/fullsync/suspend", peer=peer, node=node_or_all(doing, cluster))
+
+
+def checking_later(doing: Doing, cluster: WorldCluster) -> None:
+    """In the end nothing is suspended."""
 
     async def resume() -> None:
         await insist(doing, cluster, "/admin/fullsync/resume")
 
     doing.undo_later(f"suspensions of full-sync of {cluster.name}", resume)
-    peer = doing.chance.choice([None, name])
-    await act(doing, cluster, "/admin/fullsync/suspend", peer=peer, node=node_or_all(doing, cluster))
 
 
 @step(StepKind.ACT, weight=6, covers=("POST /admin/fullsync/resume",))
@@ -63,15 +68,29 @@ async def fullsync_set(doing: Doing) -> None:
         {"values": {"repair_rate_limit": chance.choice((0, 10, 1_000))}},
         {"default": True},
     ]
-
-    async def default() -> None:
-        await insist(
-            doing, cluster, "/admin/fullsync/set", peer=name, node=node, default=True, over={"unknown-fullsync"}
-        )
-
-    doing.undo_later(f"settings of full-sync {name} of {cluster.name} ({node or 'all nodes'})", default)
+    file_counts_later(doing, cluster, name, node)
     body = chance.choice(values)
     await act(doing, cluster, "/admin/fullsync/set", peer=name, node=node, **body, allowed=WIDER)
+
+
+def file_counts_later(doing: Doing, cluster: WorldCluster, name: str, node: str | None) -> None:
+    """In the end a full-sync is as its file has it."""
+
+    async def default() -> None:
+        over = {"unknown-fullsync"}
+        await insist(doing, cluster, "/admin/fullsync/set", peer=name, node=node, default=True, over=over)
+
+    doing.undo_later(f"settings of full-sync {name} of {cluster.name} ({node or 'all nodes'})", default)
+
+
+def peer_removed_later(doing: Doing, cluster: WorldCluster, name: str, node: str | None) -> None:
+    """In the end a full-sync that no file has is gone."""
+
+    async def remove() -> None:
+        over = {"unknown-fullsync"}
+        await insist(doing, cluster, "/admin/fullsync/peers/remove", peer=name, node=node, over=over)
+
+    doing.undo_later(f"full-sync {name} of {cluster.name} ({node or 'all nodes'})", remove)
 
 
 @step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/peers/add",))
@@ -80,12 +99,7 @@ async def fullsync_add_peer(doing: Doing) -> None:
     cluster, name = checker(doing)
     other = doing.chance.choice(list(doing.world.clusters[name].nodes.values()))
     extra, node = f"{name}-more", node_or_all(doing, cluster)
-
-    async def remove() -> None:
-        over = {"unknown-fullsync"}
-        await insist(doing, cluster, "/admin/fullsync/peers/remove", peer=extra, node=node, over=over)
-
-    doing.undo_later(f"full-sync {extra} of {cluster.name} ({node or 'all nodes'})", remove)
+    peer_removed_later(doing, cluster, extra, node)
     values = {"urls": other.http_url, "queue": name, "cluster": name, "auto": 24}
     await act(doing, cluster, "/admin/fullsync/peers/add", peer=extra, node=node, values=values, allowed=WIDER)
 
@@ -95,12 +109,7 @@ async def fullsync_remove_peer(doing: Doing) -> None:
     """One of the file, which comes back when all is healed."""
     cluster, name = checker(doing)
     node = node_or_all(doing, cluster)
-
-    async def default() -> None:
-        over = {"unknown-fullsync"}
-        await insist(doing, cluster, "/admin/fullsync/set", peer=name, node=node, default=True, over=over)
-
-    doing.undo_later(f"settings of full-sync {name} of {cluster.name} ({node or 'all nodes'})", default)
+    file_counts_later(doing, cluster, name, node)
     await act(doing, cluster, "/admin/fullsync/peers/remove", peer=name, node=node, allowed=WIDER)
 
 

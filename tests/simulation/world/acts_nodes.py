@@ -82,7 +82,7 @@ async def in_sync(doing: Doing, cluster: WorldCluster, seconds: float = SYNC_S) 
     return False
 
 
-@step(StepKind.ACT, weight=9, covers=("cluster rolling-restart",))
+@step(StepKind.ACT, weight=9)
 async def rolling_restart(doing: Doing) -> None:
     """One node after the other, each once the cluster is in sync; it ends where that takes too long."""
     cluster = doing.cluster()

@@ -64,16 +64,11 @@ async def bucket_type_create(doing: Doing) -> None:
     """In every cluster, one after the other; a cluster with fewer nodes has fewer replicas."""
     name = doing.chance.choice(list(TYPES))
     props = TYPES[name]
-
-    async def everywhere() -> None:
-        for cluster in doing.world.clusters.values():
-            await insist(doing, cluster, f"/admin/bucket-types/{name}", **_numbers(doing, cluster, props))
-
-    doing.undo_later(f"bucket type {name} in every cluster", everywhere)
+    made_later(doing, name)
     made = True
     for cluster in doing.world.clusters.values():
         path = f"/admin/bucket-types/{name}"
-        answer = await act(doing, cluster, path, **_numbers(doing, cluster, props), allowed={"bad-input"})
+        answer = await act(doing, cluster, path, **numbers_of(doing, cluster, props), allowed={"bad-input"})
         made = made and answer is not None and answer.done
     clients = doing.world.workload
     if made and name not in kinds(doing):
@@ -83,7 +78,18 @@ async def bucket_type_create(doing: Doing) -> None:
         clients.keys += [Key(name, BUCKET, f"k{number}") for number in range(workload.KEYS)]
 
 
-def _numbers(doing: Doing, cluster: WorldCluster, props: dict[str, Any]) -> dict[str, Any]:
+def made_later(doing: Doing, name: str) -> None:
+    """In the end every cluster has the bucket type."""
+
+    async def everywhere() -> None:
+        for cluster in doing.world.clusters.values():
+            path = f"/admin/bucket-types/{name}"
+            await insist(doing, cluster, path, **numbers_of(doing, cluster, TYPES[name]))
+
+    doing.undo_later(f"bucket type {name} in every cluster", everywhere)
+
+
+def numbers_of(doing: Doing, cluster: WorldCluster, props: dict[str, Any]) -> dict[str, Any]:
     """The same each time, so that it may be repeated."""
     factor = min(2, doing.world.shape.nodes[cluster.number - 1])
     return {"partition_count": 2, "replication_factor": factor, "props": props}
@@ -112,7 +118,7 @@ UNSET: Final = (
 async def properties_set(doing: Doing) -> None:
     """At every cluster, one after the other."""
     (kind, scope), props = scope_of(doing), doing.chance.choice(PROPERTIES)
-    _put_back_later(doing, kind, scope)
+    put_back_later(doing, kind, scope)
     for cluster in doing.world.clusters.values():
         await act(doing, cluster, f"{scope}/set", props=props, reason="by chance")
 
@@ -121,13 +127,13 @@ async def properties_set(doing: Doing) -> None:
 async def properties_unset(doing: Doing) -> None:
     """At every cluster, one after the other."""
     kind, scope = scope_of(doing)
-    _put_back_later(doing, kind, scope)
+    put_back_later(doing, kind, scope)
     names: list[str] | None = doing.chance.choice([None, ["allow_mult"], ["delete_mode"]])
     for cluster in doing.world.clusters.values():
         await act(doing, cluster, f"{scope}/unset", names=names)
 
 
-def _put_back_later(doing: Doing, kind: str, scope: str) -> None:
+def put_back_later(doing: Doing, kind: str, scope: str) -> None:
     """In the end every cluster has the properties of the beginning."""
 
     async def put_back() -> None:
@@ -140,7 +146,7 @@ def _put_back_later(doing: Doing, kind: str, scope: str) -> None:
     doing.undo_later(f"properties of {scope}", put_back)
 
 
-def _option(doing: Doing, cluster: WorldCluster) -> tuple[str, str | None]:
+def option_of(doing: Doing, cluster: WorldCluster) -> tuple[str, str | None]:
     name = doing.chance.choice(list(VALUES))
 
     async def unset() -> None:
@@ -156,7 +162,7 @@ def _option(doing: Doing, cluster: WorldCluster) -> tuple[str, str | None]:
 async def option_set(doing: Doing) -> None:
     """Of a cluster, or of a bucket type."""
     cluster = doing.cluster()
-    name, kind = _option(doing, cluster)
+    name, kind = option_of(doing, cluster)
     value = doing.chance.choice(VALUES[name])
     expected: dict[str, Any] = doing.chance.choice([{}, {}, {"expected": None}])
     await act(doing, cluster, f"/admin/options/{name}/set", value=value, bucket_type=kind, **expected)
@@ -166,5 +172,5 @@ async def option_set(doing: Doing) -> None:
 async def option_unset(doing: Doing) -> None:
     """Of a cluster, or of a bucket type."""
     cluster = doing.cluster()
-    name, kind = _option(doing, cluster)
+    name, kind = option_of(doing, cluster)
     await act(doing, cluster, f"/admin/options/{name}/unset", bucket_type=kind)
