@@ -459,13 +459,20 @@ def test_closing_with_unread_bytes_resets() -> None:
     assert sock.recv(10) == b""
 
 
-def test_a_reset_that_is_lost_comes_with_the_next_segment() -> None:
-    """A reset is not sent again: after a cut the other end learns of it when it sends something."""
+@pytest.mark.parametrize("moment", ["cut", "cut with bytes that wait", "on its way"])
+def test_a_reset_that_is_lost_comes_with_the_next_segment(moment: str) -> None:
+    """A reset is not sent again, and neither is what was sent before it: after a cut the other end learns of it when it
+    sends something."""
     two = Two()
     sock, other = two.pair()
     sock.send(b"unread")
     two.wait(1)
+    if moment == "on its way":
+        other.close()
     two.network.cut(two.a, two.b)
+    if moment == "cut with bytes that wait":
+        other.send(b"lost")
+        two.wait(1)
     other.close()
     two.wait(1)
     two.network.heal()
