@@ -23,7 +23,7 @@ PAGES := node/dashboard
 export DENO_NO_UPDATE_CHECK := 1
 export DENO_DIR := $(CURDIR)/.venv/deno
 
-.PHONY: help venv demo test test-fast test-all lint byte-code docs docs-site screenshots release-check bench bench-peers sim mesh faults endurance wheel clean
+.PHONY: help venv demo test test-fast test-all lint byte-code docs docs-site screenshots release-check bench bench-peers sim mesh world faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
@@ -37,6 +37,7 @@ help:
 	@echo "make release-check wheel and source archive, each extra in a fresh environment, the demo from the wheel; sizes"
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
 	@echo "make mesh      clusters that replicate to each other in virtual time, whatever operators do; SEEDS=0:4000 is a night's run"
+	@echo "make world     whole clusters of shipped nodes in virtual time, with clients, operators and faults; SEEDS=0:100000"
 	@echo "make faults    a cluster of real processes that are killed, paused and cut off; histories are checked; KILLS=200 faults"
 	@echo "make endurance two clusters of three nodes under load and faults, then every proof of equality; MINUTES=60 of it"
 	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
@@ -90,6 +91,9 @@ release-check: venv
 
 sim: venv
 	@$(BIN)/python -m tests.simulation.cluster $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+world: venv
+	@$(BIN)/python -m tests.simulation.world $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 mesh: venv
 	@$(BIN)/python -m tests.simulation.mesh $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

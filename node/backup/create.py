@@ -23,7 +23,6 @@ import contextlib
 import os
 import shutil
 import sqlite3
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
@@ -46,6 +45,7 @@ from isthmus.node.backup.manifest import (
 )
 from isthmus.node.backup.store_copy import StoreCopier
 from isthmus.node.observability.version import program_version
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadInput, Corruption, LocalFault
 from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.replog.port import RecoveredPartition
@@ -56,7 +56,7 @@ from isthmus.repl.storage.identity import NAME as IDENTITY
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.storage.slot_file import SlotFile, sync_directory
 from isthmus.repl.store.checkpoint import FLOORS_NAME, Floors, encode_floors, read_floors
-from isthmus.repl.store.leveldb import RecoveredRows, recover_copy
+from isthmus.repl.store.leveldb import PLYVEL, OpenDatabase, RecoveredRows, recover_copy
 from isthmus.repl.store.recovery import ROWS_NAME
 
 ATTEMPTS: Final = 10
@@ -89,10 +89,19 @@ class _Cut(NamedTuple):
     """Partition -> why its log and rows do not fit, unless it is in a state transfer."""
 
 
-def create(source: Path, target: Path, *, node: str | None, cluster: str | None, progress: Progress) -> Manifest:
+def create(
+    source: Path,
+    target: Path,
+    *,
+    node: str | None,
+    cluster: str | None,
+    progress: Progress,
+    database: OpenDatabase = PLYVEL,
+) -> Manifest:
     """Back up data directory `source` to `target`, which must not exist or be empty; it appears when it is complete.
 
-    `node` is refused if the directory is of another one. Raises BadInput, LocalFault, Corruption, OSError."""
+    `node` is refused if the directory is of another one. `database` opens the copied rows. Raises BadInput, LocalFault,
+    Corruption, OSError."""
     _check(source, target)
     target = target.resolve()  # "." and ".." have no name
     made = target.with_name(target.name + INCOMPLETE)
@@ -104,7 +113,7 @@ def create(source: Path, target: Path, *, node: str | None, cluster: str | None,
             f"{made} exists: another backup to {target} runs, or one was killed; in that case remove the directory"
         ) from None
     try:
-        manifest = _Backup(source, made, node, cluster, progress).run()
+        manifest = _Backup(source, made, node, cluster, progress, database).run()
         _write_manifest(made, manifest)
         os.replace(made, target)
         sync_directory(target.parent)
@@ -148,13 +157,22 @@ def size_of(source: Path) -> int:
 
 
 class _Backup:
-    def __init__(self, source: Path, made: Path, node: str | None, cluster: str | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        source: Path,
+        made: Path,
+        node: str | None,
+        cluster: str | None,
+        progress: Progress,
+        database: OpenDatabase,
+    ) -> None:
         self._source = source
         self._made = made
         self._node = node
         self._cluster = cluster
         self._progress = progress
-        self._begun_ms = time.time_ns() // 1_000_000
+        self._database = database
+        self._begun_ms = machine().wall_ns() // 1_000_000
         self._phase = "copying"
         self._done_bytes = 0
         self._all_bytes = size_of(source)
@@ -194,7 +212,8 @@ class _Backup:
                 self._store.copy_tables()
             try:
                 cut = self._cut(cluster_uuid, last=attempt == ATTEMPTS - 1)
-                return cut, recover_copy(self._made / "store", cluster_uuid, cut.floors)
+                rows = recover_copy(self._made / "store", cluster_uuid, cut.floors, database=self._database)
+                return cut, rows
             except (Raced, Corruption) as error:
                 last_error = error
         raise LocalFault(
@@ -309,7 +328,7 @@ class _Backup:
             cluster_uuid=cut.identity["cluster_uuid"].hex(),
             node=cut.identity["node"],
             begun_ms=self._begun_ms,
-            ended_ms=time.time_ns() // 1_000_000,
+            ended_ms=machine().wall_ns() // 1_000_000,
             metastore_copy_ms=metastore_copy_ms,
             partitions=positions,
             files=files,
@@ -318,10 +337,10 @@ class _Backup:
 
 def copy_database(source: Path, target: Path) -> None:
     """Copy a SQLite database that another process may write. Raises LocalFault, also after DATABASE_S of locks."""
-    ends_s = time.monotonic() + DATABASE_S
+    ends_s = machine().monotonic_s() + DATABASE_S
 
     def check(status: int, _left: int, _all: int) -> None:
-        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() >= ends_s:
+        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and machine().monotonic_s() >= ends_s:
             raise LocalFault(f"{source} cannot be copied: another process has it locked for {DATABASE_S:g} s")
 
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -349,5 +368,5 @@ def _read_with_retries(read: Callable[[], Any]) -> Any:
         try:
             return read()
         except Corruption:
-            time.sleep(0.02)
+            machine().sleep(0.02)
     return read()

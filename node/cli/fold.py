@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -42,6 +41,7 @@ from isthmus.node.cli.parameters import (
     time_of,
     with_options,
 )
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
@@ -326,14 +326,14 @@ def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[d
 
 def _page(admin: AdminClient, body: dict[str, Any]) -> dict[str, Any]:
     """One page, retried where that may help: a page has the same effect twice."""
-    deadline_s = time.monotonic() + RETRY_LIMIT_S
+    deadline_s = machine().monotonic_s() + RETRY_LIMIT_S
     while True:
         try:
             return admin.post("/admin/folds", body)
         except CommandFailed as error:
-            if error.reason not in RETRIED or time.monotonic() > deadline_s:
+            if error.reason not in RETRIED or machine().monotonic_s() > deadline_s:
                 raise
-        time.sleep(RETRY_DELAY_S)
+        machine().sleep(RETRY_DELAY_S)
 
 
 def _share(place: dict[str, Any] | None, index: int, count: int) -> float:

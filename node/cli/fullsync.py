@@ -6,7 +6,6 @@ Each node plans its own checks: commands concern the node that answers, except `
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final, NamedTuple
 
 import click
@@ -37,6 +36,7 @@ from isthmus.node.cli.parameters import (
     time_of,
     with_options,
 )
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadInput
 
 
@@ -344,10 +344,10 @@ def _wait_for(act: AdminCommand, names: list[str], begun: Row) -> list[FinishedC
         running = answer.get("running")
         if not isinstance(running, dict) or running.get("peer") not in names or not belongs(running):
             break
-        if not act.json and time.monotonic() - printed_s >= PROGRESS_S:
+        if not act.json and machine().monotonic_s() - printed_s >= PROGRESS_S:
             click.echo(_progress(running), err=True)
-            printed_s = time.monotonic()
-        time.sleep(POLL_S)
+            printed_s = machine().monotonic_s()
+        machine().sleep(POLL_S)
     peers = {peer.get("name"): peer for peer in objects_in(answer, "peers")}
     return [
         FinishedCheck(

@@ -6,7 +6,6 @@ Shows the plan, asks for confirmation, then follows the moves until they are ove
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 import click
@@ -24,6 +23,7 @@ from isthmus.node.cli.output import (
     objects_in,
 )
 from isthmus.node.cli.parameters import DRY_RUN, YES, is_interactive
+from isthmus.repl.machine import machine
 
 POLL_S: Final = 0.2
 """Between two looks at the moves; each move takes some tenths of a second."""
@@ -112,7 +112,7 @@ def _echo_plan(status: Row, plan: list[dict[str, Any]]) -> None:
 def _follow(admin: AdminClient, status: Row, *, quiet: bool) -> Row:
     """Wait until the run is over, and print each finished move; the last status."""
     number, printed = object_in(status, "run").get("number"), 0
-    last_end_s = time.monotonic()
+    last_end_s = machine().monotonic_s()
     while True:
         run = object_in(status, "run")
         if run.get("number") != number:
@@ -121,7 +121,7 @@ def _follow(admin: AdminClient, status: Row, *, quiet: bool) -> Row:
         over = sum(count for count in (run.get("done"), run.get("failed")) if isinstance(count, int))
         new = min(over - printed, len(ended))  # the node keeps only the last moves of a long run
         for each in ended[len(ended) - new :]:
-            last_end_s = time.monotonic()
+            last_end_s = machine().monotonic_s()
             if not quiet:
                 why = f": {cell(each.get('reason'))}" if each.get("reason") else ""
                 click.echo(
@@ -130,9 +130,9 @@ def _follow(admin: AdminClient, status: Row, *, quiet: bool) -> Row:
         printed = over
         if run.get("outcome"):
             return status
-        if time.monotonic() - last_end_s > STALL_S:
+        if machine().monotonic_s() - last_end_s > STALL_S:
             raise CommandFailed(Exit.UNAVAILABLE, "unknown", f"no move has ended for {STALL_S:.0f} s; they go on")
-        time.sleep(POLL_S)
+        machine().sleep(POLL_S)
         status = admin.get("/admin/leaders")
 
 

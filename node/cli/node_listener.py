@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
@@ -18,6 +17,7 @@ from isthmus.node.cli.credentials import ConnectionOption, Endpoint, endpoint_of
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.http.patience import header_of
 from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
+from isthmus.repl.machine import machine
 from isthmus.repl.security.tls import tls_failure
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -116,7 +116,7 @@ class NodeListener:
         check_path(path)
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         connect_s = min(CONNECT_TIMEOUT_S, wait_s)
-        began_s = time.monotonic()
+        began_s = machine().monotonic_s()
         try:
             with self._session.request(
                 method,
@@ -132,7 +132,7 @@ class NodeListener:
                 yield response
         except OSError as error:  # everything that requests raises is one
             # a TLS handshake waits `connect_s` too, and its time-out looks like that of an answer but for the time
-            ran_out_s = connect_s if time.monotonic() - began_s < wait_s else wait_s
+            ran_out_s = connect_s if machine().monotonic_s() - began_s < wait_s else wait_s
             sentence = self._sentence(f"does not answer: {cause(error, ran_out_s)}", self._remedy(error))
             failure = NoAnswer(Exit.UNAVAILABLE, "unavailable", sentence)
             failure.reached = not was_refused(error)

@@ -6,7 +6,6 @@ import copy
 import functools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
@@ -20,6 +19,7 @@ from isthmus.config.validation import check_name
 from isthmus.node.cli.admin_client import AdminClient, whoami
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import objects_in
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.timestamps import parse_timestamp_ms
@@ -232,7 +232,7 @@ def time_of(text: str, option_name: str = "", other_form: str = "") -> int:
 def time_or_ago(text: str) -> int:
     """The time of `--since`, in ms since 1970: a time, or a duration before now. Raises BadInput."""
     try:
-        return max(0, time.time_ns() // 1_000_000 - parse_duration(text))
+        return max(0, machine().wall_ns() // 1_000_000 - parse_duration(text))
     except ValueError:
         return time_of(text, "--since", "as 15m for 15 minutes ago")
 

@@ -7,7 +7,6 @@ Each command shows its plan and asks for confirmation; the cluster then carries 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -33,6 +32,7 @@ from isthmus.node.cli.output import (
 from isthmus.node.cli.parameters import Count, bucket_type_name
 from isthmus.node.cli.waiting import Waiter, wait_for_empty, wait_for_order, wait_options
 from isthmus.repl.controller.placement import MAP_BYTES_MAX, REPLICAS_MAX, BadReplicaMap, read_document
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadInput
 
 WATCH_S: Final = 1.0
@@ -271,7 +271,7 @@ def moves(watch: bool, everything: bool, query: AdminCommand) -> None:
         _echo_moves(answer, everything=everything)
         if not watch or not objects_in(answer, "orders"):
             return
-        time.sleep(WATCH_S)
+        machine().sleep(WATCH_S)
 
 
 def _echo_moves(answer: Row, *, everything: bool) -> None:

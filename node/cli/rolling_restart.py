@@ -24,7 +24,6 @@ import shlex
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -39,6 +38,7 @@ from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import Row, TableSpec, cell, echo_json, milliseconds, moment, object_in, objects_in
 from isthmus.node.cli.parameters import DRY_RUN, YES, confirm, time_of
 from isthmus.node.cli.waiting import Goal, Waiter, obstacle, timeout_option, wait_for
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadInput
 
 HEALTH: Final = "/admin/nodes/health"
@@ -289,7 +289,7 @@ class _Restart:
         now = _nodes(query, [step.node], self._timeout_ms)
         self._check_starts(now.reported)
         before_ms = now.started[step.node]
-        began_s = time.monotonic()
+        began_s = machine().monotonic_s()
         query.note(f"{what}: {step.command}")
         _run(step.command, self._timeout_ms, quiet=query.json)
         waiter = Waiter(self._timeout_ms, quiet=query.json)
@@ -300,7 +300,7 @@ class _Restart:
         ):  # else the next one is down, and is waited for
             wait_for(query.admin, Goal.IN_SYNC, waiter, step.node)
             self.in_sync = True
-        return time.monotonic() - began_s
+        return machine().monotonic_s() - began_s
 
     def _check_starts(self, reported: Mapping[str, int]) -> None:
         """Raises CommandFailed when a node has restarted, and not by this run. One that was down may have been started

@@ -6,7 +6,6 @@ waited for. Standard error gets a line whenever what is missing changes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Final
@@ -18,6 +17,7 @@ from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import Row, cell, named, object_in, objects_in, printable
 from isthmus.node.cli.parameters import Duration, with_options
+from isthmus.repl.machine import machine
 
 POLL_S: Final = 0.5
 """Between two looks: short beside a restart, long beside the cost of an answer."""
@@ -69,7 +69,7 @@ class Waiter:
     def __init__(self, timeout_ms: int, *, quiet: bool) -> None:
         self._timeout_ms = timeout_ms
         self._quiet = quiet
-        self._ends_s = time.monotonic() + timeout_ms / 1000
+        self._ends_s = machine().monotonic_s() + timeout_ms / 1000
         self._printed = ""
 
     def until(self, what: str, check: Callable[[], str]) -> None:
@@ -85,14 +85,14 @@ class Waiter:
                 answered, why = False, str(error)
             if not why:
                 return
-            if time.monotonic() >= self._ends_s:
+            if machine().monotonic_s() >= self._ends_s:
                 code = Exit.DIFFERS if answered else Exit.UNAVAILABLE
                 limit = format_duration(self._timeout_ms)
                 raise CommandFailed(code, "timed-out", f"{what}: not within {limit}: {why}")
             if why != self._printed and not self._quiet:
                 click.echo(printable(f"{what}: waits: {why}"), err=True)
             self._printed = why
-            time.sleep(min(POLL_S, max(0.0, self._ends_s - time.monotonic())))
+            machine().sleep(min(POLL_S, max(0.0, self._ends_s - machine().monotonic_s())))
 
 
 def wait_for(admin: AdminClient, goal: Goal, waiter: Waiter, what: str = "cluster") -> Row:

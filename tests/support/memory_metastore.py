@@ -34,6 +34,9 @@ class _Znode:
         return Stat(self.version, self.czxid, self.owner)
 
 
+ChangeListener = Callable[[str, str, tuple[bytes, Stat] | None], None]
+
+
 class MemoryEnsemble:
     """The tree. Writes raise Conflict where ZooKeeper would refuse them. Listeners are notified of each write before
     the call that made it returns."""
@@ -42,12 +45,12 @@ class MemoryEnsemble:
         self.zxid = 0
         self._sessions = 0
         self._open: set[int] = set()
-        self._listeners: list[Callable[[str, str], None]] = []
+        self._listeners: list[ChangeListener] = []
         self._nodes: dict[str, _Znode] = {}
 
-    def listen(self, listener: Callable[[str, str], None]) -> None:
-        """Call `listener(path, parent)` after each change of the value at `path`; `parent` is the path whose names
-        below changed with it, "" if the value was only written."""
+    def listen(self, listener: ChangeListener) -> None:
+        """Call `listener(path, parent, before)` after each change of the value at `path`, which was `before`; `parent`
+        is the path whose names below changed with it, "" if the value was only written."""
         self._listeners.append(listener)
 
     def new_session(self) -> int:
@@ -93,9 +96,10 @@ class MemoryEnsemble:
     def set(self, path: str, value: bytes, version: int) -> Stat:
         """Write where `version` is the stored one."""
         node = self._at(path, version)
+        before = node.value, node.stat()
         self.zxid += 1
         node.value, node.version = value, version + 1
-        self._notify(path, "")
+        self._notify(path, "", before)
         return node.stat()
 
     def delete(self, path: str, version: int) -> None:
@@ -146,17 +150,17 @@ class MemoryEnsemble:
     def _insert(self, path: str, value: bytes, owner: int) -> Stat:
         self.zxid += 1
         node = self._nodes[path] = _Znode(value, 0, self.zxid, owner)
-        self._notify(path, path.rpartition("/")[0])
+        self._notify(path, path.rpartition("/")[0], None)
         return node.stat()
 
     def _remove(self, path: str) -> None:
         self.zxid += 1
-        del self._nodes[path]
-        self._notify(path, path.rpartition("/")[0])
+        node = self._nodes.pop(path)
+        self._notify(path, path.rpartition("/")[0], (node.value, node.stat()))
 
-    def _notify(self, path: str, parent: str) -> None:
+    def _notify(self, path: str, parent: str, before: tuple[bytes, Stat] | None) -> None:
         for listener in self._listeners:
-            listener(path, parent)
+            listener(path, parent, before)
 
 
 T = TypeVar("T")
@@ -291,7 +295,7 @@ class MemoryTree:
         """Watches do not survive a connection: all that was armed may have changed."""
         self._hint(set(self._armed))
 
-    def _on_changes(self, path: str, parent: str) -> None:
+    def _on_changes(self, path: str, parent: str, _before: object) -> None:
         if self.connected:  # a lost connection delivers nothing; reconnecting makes up for it
             self._hint(self._armed.intersection((path, parent)))
 

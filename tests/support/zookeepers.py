@@ -206,22 +206,25 @@ class _LoopEvents:
 
 
 class EnsembleClients:
-    """Clients of one simulated ensemble, with the product's code above its sessions."""
+    """Clients of one simulated ensemble, whose servers lag behind, with the product's code above its sessions."""
 
-    def __init__(self) -> None:
+    def __init__(self, lag_ms: float = 0) -> None:
+        self._lag_ms = lag_ms
         self._ensemble: simulated.Ensemble | None = None
         self._names = itertools.count(1)
 
     def client(self) -> ZooKeeperMetastore:
         if self._ensemble is None:
             self._ensemble = simulated.Ensemble(_LoopEvents())
+        name = f"n{next(self._names)}"
+        self._ensemble.lag(name, self._lag_ms)
         return ZooKeeperMetastore(
             "simulated:2181",
             "/test",
             "east",
             session_timeout_ms=4000,
             connect_timeout_ms=10_000,
-            session=self._ensemble.session_of(SimpleNamespace(name=f"n{next(self._names)}")),
+            session=self._ensemble.session_of(SimpleNamespace(name=name)),
         )
 
     async def expire(self, client: Metastore) -> None:
@@ -265,13 +268,15 @@ class ZooKeeperClients:
         await asyncio.to_thread(close_session)
 
 
-@pytest.fixture(params=["memory", "simulated", "zookeeper"])
+@pytest.fixture(params=["memory", "simulated", "lagging", "zookeeper"])
 def clients(request: pytest.FixtureRequest) -> MemoryClients | EnsembleClients | ZooKeeperClients:
     """Each test of the contract runs on all of them."""
     if request.param == "memory":
         return MemoryClients()
     if request.param == "simulated":
         return EnsembleClients()
+    if request.param == "lagging":
+        return EnsembleClients(20)
     return ZooKeeperClients(request.getfixturevalue("shared_server"))
 
 

@@ -12,6 +12,7 @@ from isthmus.node.cli import fold
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.exit_codes import Exit
+from isthmus.repl.machine import machine
 from tests.support.fake_admin_listener import FakeAdminListener
 
 
@@ -45,7 +46,7 @@ def test_a_page_is_asked_for_again_while_that_may_help(
         else:
             listener.respond("/admin/folds", {"error": "not now", "reason": reason}, 503)
 
-    monkeypatch.setattr(fold.time, "sleep", later)
+    monkeypatch.setattr(machine(), "sleep", later)
     later(0)
     assert cli.main(["fold", "list-buckets"]) == Exit.OK
     assert len(listener.posted) == 4

@@ -11,6 +11,7 @@ from isthmus.node.cli import leader
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.exit_codes import Exit
+from isthmus.repl.machine import machine
 
 PLAN = [{"partition": 4, "from": "n1", "to": "n3"}, {"partition": 7, "from": "n2", "to": "n3"}]
 DONE = [{**PLAN[0], "state": "done", "reason": ""}, {**PLAN[1], "state": "done", "reason": ""}]
@@ -181,7 +182,7 @@ def test_a_run_of_more_moves_than_a_node_keeps_is_followed_to_its_end(
         looks.append(status((1, 1, 1), [], {**run, "done": n}))
     ScriptedNode(monkeypatch, UNEVEN, *looks)
     clock = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(leader.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(machine(), "monotonic_s", lambda: float(next(clock)))
     monkeypatch.setattr(leader, "STALL_S", 70.0)
     assert cli.main(["leader", "balance", "--yes"]) == Exit.OK
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("partition ")]

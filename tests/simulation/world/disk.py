@@ -51,8 +51,9 @@ class TrackedFile(File):
 
     synced: bytearray | None  # type: ignore[assignment]
 
-    def __init__(self, size_bytes: int, synced: bytearray | None) -> None:
+    def __init__(self, inode: int, size_bytes: int, synced: bytearray | None) -> None:
         super().__init__()
+        self.inode = inode
         self.size_bytes = size_bytes
         self.synced = synced
         self.lossy = False
@@ -103,13 +104,13 @@ class TrackedDirectory:
     def __init__(self, path: str, inode: int) -> None:
         self.path = path
         self.inode = inode
-        self.names: dict[str, TrackedFile] = {}
-        for name in sorted(os.listdir(path)):
-            place = os.path.join(path, name)
-            if os.path.isfile(place):
-                self.names[name] = TrackedFile(os.stat(place).st_size, None)
+        self.names = {name: TrackedFile(*found, None) for name, found in _files_in(path).items()}
         self.synced = dict(self.names)
         self.pending: list[dict[str, TrackedFile]] = []
+
+    def is_as_left(self) -> bool:
+        """Nothing but this disk has changed its files."""
+        return _files_in(self.path) == {name: (file.inode, file.size_bytes) for name, file in self.names.items()}
 
     def changed(self) -> None:
         self.pending.append(dict(self.names))
@@ -190,8 +191,8 @@ class WorldDisk:
         self._latency_ms = latency_ms
 
     def forget(self, path: Path | None = None) -> None:
-        """The directory `path` (None: all) was removed, moved, or put there by something else than this disk. What is
-        found there later counts as on the platter."""
+        """What is found in the directory `path` (None: in all) counts as on the platter. A directory that was removed
+        or replaced as a whole needs no call, nor one in which something else has written before log or store open."""
         for each in sorted(self._directories):
             if path is None or each == os.fspath(path) or each.startswith(os.path.join(path, "")):
                 gone = self._directories.pop(each)
@@ -222,9 +223,9 @@ class WorldDisk:
         directory = self.directory_of(base)
         file = directory.names.get(name)
         if file is None:
-            size_bytes = os.stat(path).st_size
-            file = directory.names[name] = directory.synced[name] = TrackedFile(size_bytes, None)
-            self._used_bytes += size_bytes
+            found = os.stat(path)
+            file = directory.names[name] = directory.synced[name] = TrackedFile(found.st_ino, found.st_size, None)
+            self._used_bytes += found.st_size
         return file
 
     def admit_open(self, path: str) -> None:
@@ -390,6 +391,8 @@ class ProcessFiles:
             self.disk.admit_creation(os.fspath(directory))
             directory.mkdir(parents=True, mode=0o700)
         self.disk.admit_open(os.fspath(directory))
+        if not self.disk.directory_of(os.fspath(directory)).is_as_left():
+            self.disk.forget(directory)
         return sorted(self.disk.directory_of(os.fspath(directory)).names)
 
     def create(self, path: Path) -> int:
@@ -397,7 +400,7 @@ class ProcessFiles:
         self.disk.admit_creation(os.fspath(path))
         directory = self.disk.directory_of(os.fspath(path.parent))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._open[fd] = directory.names[path.name] = TrackedFile(0, bytearray())
+        self._open[fd] = directory.names[path.name] = TrackedFile(os.fstat(fd).st_ino, 0, bytearray())
         directory.changed()
         return fd
 
@@ -512,6 +515,17 @@ def _inode(path: str) -> int | None:
         return os.stat(path).st_ino
     except FileNotFoundError:
         return None
+
+
+def _files_in(path: str) -> dict[str, tuple[int, int]]:
+    """The files of a directory, sorted: name -> (inode, bytes)."""
+    found = {}
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                found[entry.name] = (status.st_ino, status.st_size)
+    return dict(sorted(found.items()))
 
 
 def _whole(fd: int) -> bytes:

@@ -8,7 +8,8 @@ attempts to connect) are events of the client's machine: a frozen machine sends 
 its session has expired; a killed one never does, and its ephemerals go when the session's time is over. Every delay is
 drawn from the kernel's chance.
 
-Not modelled: servers of one ensemble that differ, so a read without a sync is current, too.
+The server of a node may lag behind (`lag`): it shows an older state, and the events of later changes are still to come,
+until a sync, or a write of that node, makes it catch up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
 from isthmus.repl.metastore.rollback_guard import watch_for_rollback
@@ -80,6 +81,15 @@ class Snapshot:
     sessions: tuple[tuple[int, str, int], ...]
 
 
+class _Change(NamedTuple):
+    """A change of the tree; `parent` and `before` as its listeners get them."""
+
+    zxid: int
+    path: str
+    parent: str
+    before: tuple[bytes, Stat] | None
+
+
 class _ServerSession:
     """A session as the servers know it."""
 
@@ -95,26 +105,28 @@ class _ServerSession:
 
 
 class _Request:
-    """A call on its way. `act(tree, connection)` is done by the servers."""
+    """A call on its way. `act(tree, connection)` is done by the servers; `stale`: a state that lags behind will do."""
 
-    __slots__ = ("act", "answer", "lost")
+    __slots__ = ("act", "answer", "lost", "stale")
 
     def __init__(
         self,
         act: Callable[[MemoryEnsemble, _Connection], Any],
         answer: asyncio.Future[Any],
         lost: type[Ambiguous] | type[Unavailable],
+        stale: bool = False,
     ) -> None:
         self.act = act
         self.answer = answer
         self.lost = lost
+        self.stale = stale
 
 
 class _Connection:
     """One connection; either end may be closed before the other notices."""
 
     __slots__ = (
-        "client", "client_open", "data", "down", "down_at_ns", "held_down", "held_up", "names", "pending",
+        "behind", "client", "client_open", "data", "down", "down_at_ns", "held_down", "held_up", "names", "pending",
         "server_open", "session", "up", "up_at_ns",
     )  # fmt: skip
 
@@ -126,12 +138,42 @@ class _Connection:
         """Paths whose value is watched."""
         self.names: dict[str, None] = {}
         """Paths whose names below are watched."""
+        self.behind: deque[_Change] = deque()
+        """Changes that its server has not applied yet, the oldest first."""
         self.pending: dict[_Request, None] = {}
         self.up: deque[Callable[[], None]] = deque()
         self.down: deque[Callable[[], None]] = deque()
         self.up_at_ns = self.down_at_ns = 0
         self.held_up = self.held_down = 0
         """Arrivals that wait for the end of a cut."""
+
+    def read(self, tree: MemoryEnsemble, path: str) -> tuple[bytes, Stat] | None:
+        """The value at `path` as its server has it."""
+        for change in self.behind:
+            if change.path == path:
+                return change.before
+        return tree.read(path)
+
+    def children(self, tree: MemoryEnsemble, path: str) -> list[str] | None:
+        """The names below `path` as its server has them."""
+        names = tree.children(path)
+        if not self.behind:
+            return names
+        if path and self.read(tree, path) is None:
+            return None
+        found = dict.fromkeys(names or ())
+        for change in reversed(self.behind):
+            if change.parent == path:
+                name = change.path.rpartition("/")[2]
+                if change.before is None:
+                    found.pop(name, None)
+                else:
+                    found[name] = None
+        return list(found)
+
+    def zxid(self, tree: MemoryEnsemble) -> int:
+        """The last change that its server has applied."""
+        return self.behind[0].zxid - 1 if self.behind else tree.zxid
 
 
 class Ensemble:
@@ -145,6 +187,7 @@ class Ensemble:
         self._connections: list[_Connection] = []
         self._cut: set[str] = set()
         self._slow_ns = 0
+        self._lag_ns: dict[str, int] = {}
         self._faults: dict[str, deque[WriteFault]] = {}
         self._next: Snapshot | None = None
         self.tree.listen(self._changed)
@@ -203,6 +246,10 @@ class Ensemble:
     def slow(self, delay_ms: float) -> None:
         """Delay each answer by `delay_ms` more from now on; 0 ends that."""
         self._slow_ns = int(delay_ms * 1_000_000)
+
+    def lag(self, node: str, delay_ms: float) -> None:
+        """The server of `node` applies changes `delay_ms` late from now on; 0 ends that."""
+        self._lag_ns[node] = int(delay_ms * 1_000_000)
 
     def stop(self) -> None:
         """Stop all servers. Sessions and data are kept."""
@@ -360,13 +407,18 @@ class Ensemble:
                 self._do_badly(connection, request, faults.popleft())
                 return
             more_ns += int(WRITE_NS * (1 + 4 * self._kernel.random.random()))
+        if connection.behind and not request.stale:
+            self._catch_up(connection, self.tree.zxid)
         error: Exception | None = None
         value = None
         try:
             value = request.act(self.tree, connection)
         except VersionConflict as refusal:
             error = refusal
-        answered = partial(connection.client.on_answer, connection, request, value, error, self.tree.zxid)
+        if connection.behind and not request.stale:
+            self._catch_up(connection, self.tree.zxid)  # with its own write
+        zxid = connection.zxid(self.tree)
+        answered = partial(connection.client.on_answer, connection, request, value, error, zxid)
         self.send_down(connection, answered, more_ns)
 
     def _do_badly(self, connection: _Connection, request: _Request, fault: WriteFault) -> None:
@@ -394,18 +446,35 @@ class Ensemble:
         """A ping has arrived."""
         self.send_down(connection, connection.client.on_pong)
 
-    def _changed(self, path: str, parent: str) -> None:
+    def _changed(self, path: str, parent: str, before: tuple[bytes, Stat] | None) -> None:
+        change = _Change(self.tree.zxid, path, parent, before)
         for connection in self._connections:
             if not connection.server_open:
                 continue
-            for changed in (path, parent):
-                watched = connection.data if changed is path else connection.names
-                if changed in watched:
-                    del watched[changed]
-                    self.send_down(connection, partial(connection.client.on_watch, changed))
-            if path in connection.names and self.tree.read(path) is None:
-                del connection.names[path]
-                self.send_down(connection, partial(connection.client.on_watch, path))
+            lag_ns = self._lag_ns.get(connection.client.node, 0)
+            if lag_ns or connection.behind:
+                connection.behind.append(change)
+                self._kernel.at(lag_ns, partial(self._catch_up, connection, change.zxid))
+            else:
+                self._fire(connection, change)
+
+    def _catch_up(self, connection: _Connection, zxid: int) -> None:
+        """Its server applies all changes up to `zxid`."""
+        while connection.behind and connection.behind[0].zxid <= zxid:
+            self._fire(connection, connection.behind.popleft())
+
+    def _fire(self, connection: _Connection, change: _Change) -> None:
+        """Send the events of what is watched and has changed."""
+        path, parent = change.path, change.parent
+        if path in connection.data:
+            del connection.data[path]
+            self.send_down(connection, partial(connection.client.on_watch, path))
+        if parent in connection.names:
+            del connection.names[parent]
+            self.send_down(connection, partial(connection.client.on_watch, parent))
+        if parent and change.before is not None and path in connection.names:  # it was deleted
+            del connection.names[path]
+            self.send_down(connection, partial(connection.client.on_watch, path))
 
     def server_zxid(self, node: str) -> int | None:
         """What a server tells a process of `node` that asks for its zxid; None if it does not answer."""
@@ -610,14 +679,17 @@ class EnsembleSession:
     # --- calls ---
 
     def _ask(
-        self, act: Callable[[MemoryEnsemble, _Connection], Any], lost: type[Ambiguous] | type[Unavailable]
+        self,
+        act: Callable[[MemoryEnsemble, _Connection], Any],
+        lost: type[Ambiguous] | type[Unavailable],
+        stale: bool = False,
     ) -> asyncio.Future[Any]:
         connection = self._connection
         if connection is None or self._stopping:
             self.session()
         assert connection is not None
         answer = self._loop.create_future()
-        self._ensemble.request(connection, _Request(act, answer, lost))
+        self._ensemble.request(connection, _Request(act, answer, lost, stale))
         return answer
 
     async def sync(self) -> None:
@@ -630,12 +702,12 @@ class EnsembleSession:
             self._armed.add(path)
 
         def act(tree: MemoryEnsemble, connection: _Connection) -> tuple[bytes, Stat] | None:
-            found = tree.read(path)
+            found = connection.read(tree, path)
             if armed and found is not None:
                 connection.data[path] = None
             return found
 
-        found: tuple[bytes, Stat] | None = await self._ask(act, Unavailable)
+        found: tuple[bytes, Stat] | None = await self._ask(act, Unavailable, not sync)
         return found
 
     async def stat(self, path: str, *, armed: bool) -> Stat | None:
@@ -657,12 +729,12 @@ class EnsembleSession:
         self._armed.add(path)
 
         def act(tree: MemoryEnsemble, connection: _Connection) -> list[str] | None:
-            names = tree.children(path)
+            names = connection.children(tree, path)
             if names is not None:
                 connection.names[path] = None
             return names
 
-        names: list[str] | None = await self._ask(act, Unavailable)
+        names: list[str] | None = await self._ask(act, Unavailable, not sync)
         return names
 
     async def confirm(self, path: str, version: int) -> bool:

@@ -1,7 +1,8 @@
-"""HTTP libraries on virtual sockets: what `urllib3` and `httpcore2` ask the system for, beside a socket's methods.
+"""Libraries in the world: what they ask the system for past the product's ports.
 
-They ask `select.poll` whether an idle connection was closed, and `ssl.SSLContext.wrap_socket` for TLS, both of which
-know descriptors of the real system only. Real sockets are passed on.
+`urllib3` and `httpcore2` ask `select.poll` whether an idle connection was closed, and `ssl.SSLContext.wrap_socket` for
+TLS, both of which know descriptors of the real system only. Real sockets are passed on. APScheduler asks `datetime` for
+the time.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import select
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, tzinfo
 from typing import Any
 from unittest import mock
 
+from apscheduler.executors import base as executors
+from apscheduler.schedulers import base as schedulers
 from urllib3.util.ssltransport import SSLTransport
 
 from isthmus.repl.machine import machine as product_machine
@@ -23,10 +27,23 @@ _real_wrap = ssl.SSLContext.wrap_socket
 
 
 @contextmanager
-def sockets_in_libraries() -> Iterator[None]:
-    """Within it the libraries work on virtual sockets, too."""
-    with mock.patch.object(select, "poll", _Poll), mock.patch.object(ssl.SSLContext, "wrap_socket", _wrap_socket):
+def libraries_in_the_world() -> Iterator[None]:
+    """Within it libraries work on virtual sockets, too, and read the clock of the machine that runs."""
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(select, "poll", _Poll))
+        patches.enter_context(mock.patch.object(ssl.SSLContext, "wrap_socket", _wrap_socket))
+        for module in (schedulers, executors):
+            patches.enter_context(mock.patch.object(module, "datetime", _MachineDatetime))
         yield
+
+
+class _MachineDatetime(datetime):
+    """See datetime."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        """The time by the machine's wall clock."""
+        return datetime.fromtimestamp(product_machine().wall_ns() / 1e9, tz)
 
 
 class _Poll:

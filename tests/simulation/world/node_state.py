@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tests.simulation.world.node import WorldNode
     from tests.simulation.world.world import World
 
-RECORDS_PATH = "/p"
+ROOT = "/isthmus"
+"""`metastore.root` of nodes whose file does not set it."""
 
 
 def services_of(node: WorldNode) -> NodeServices | None:
@@ -49,13 +50,18 @@ def uuid_of(cluster: WorldCluster) -> bytes:
 
 def records_of(cluster: WorldCluster) -> dict[int, PartitionRecord]:
     """The records of all partitions, as the metastore has them now."""
-    tree = cluster.ensemble.tree
+    tree, path = cluster.ensemble.tree, f"{ROOT}/{cluster.name}/p"
     found = {}
-    for name in tree.children(RECORDS_PATH) or ():
-        read = tree.read(f"{RECORDS_PATH}/{name}")
+    for name in tree.children(path) or ():
+        read = tree.read(f"{path}/{name}")
         if read is not None and name.isdigit():
             found[int(name)] = decode_record(read[0], read[1].version)
     return found
+
+
+def registered(cluster: WorldCluster) -> frozenset[str]:
+    """The nodes that are registered, as the metastore has it now."""
+    return frozenset(cluster.ensemble.tree.children(f"{ROOT}/{cluster.name}/nodes") or ())
 
 
 # -- replicas --------------------------------------------------------------------------------------------------------

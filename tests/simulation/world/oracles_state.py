@@ -536,7 +536,7 @@ def held(services: NodeServices) -> Iterator[str]:
             yield f"queue {name}: its budget counts {machine.budget.references} references, its windows hold {counted}"
         if machine.budget.objects and not counted:
             yield f"queue {name}: its budget counts {machine.budget.objects} objects, and its windows hold nothing"
-    if services.sink._pool.pushing:
+    if services.sink._pool.pushing():
         yield "its sink stores a batch"
 
 

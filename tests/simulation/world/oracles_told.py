@@ -26,6 +26,7 @@ from tests.simulation.world.node import ADMIN_PORT
 from tests.simulation.world.node_state import (
     leaders_of,
     records_of,
+    registered,
     rows_of,
     running,
     services_of,
@@ -79,6 +80,28 @@ class QueueTruth(NamedTuple):
     serving_suspended: bool
 
 
+class CheckTruth(NamedTuple):
+    """What a node's full-sync has found of one bucket type; times by its wall clock."""
+
+    boots: int
+    newest: tuple[int, str] | None
+    """(begin in ms, verdict) of the newest check."""
+    proven_ms: int | None
+    equal_ms: int | None
+
+
+class ReceivedTruth(NamedTuple):
+    """Changes that a node's sink has fetched, and what became of them; they only rise within one process."""
+
+    boots: int
+    fetched: int
+    applied: int
+    merged: int
+    superseded: int
+    rejected: int
+    failed: int
+
+
 class Truth(NamedTuple):
     """What is so in one cluster at one moment, and since when it has been so."""
 
@@ -93,6 +116,10 @@ class Truth(NamedTuple):
     """(node, queue) -> its state there."""
     settled: frozenset[str]
     """Subjects ("partition 3", "node east-1") that have been as they are for STABLE_S."""
+    checks: Mapping[tuple[str, str, str], CheckTruth] = {}
+    """(node, full-sync, bucket type) -> what that node knows of it."""
+    received: Mapping[tuple[str, str, str], ReceivedTruth] = {}
+    """(node, uuid of a cluster in hex, queue) -> what that node's sink has fetched."""
 
 
 class Moment(NamedTuple):
@@ -275,6 +302,47 @@ def judge_findings(document: Mapping[str, Any], moment: Moment) -> list[str]:
     return wrong
 
 
+def judge_fullsync(document: Mapping[str, Any], moment: Moment) -> list[str]:
+    """`GET /admin/fullsync/nodes`: the newest verdict, and the times as of which clusters are proven, or equal."""
+    wrong = []
+    for node, report in document["nodes"].items():
+        for peer in () if report is None else report["peers"]:
+            for bucket_type in peer["bucket_types"]:
+                at = node, peer["name"], bucket_type
+                before, after = moment.before.checks.get(at), moment.after.checks.get(at)
+                if before is None or before != after:
+                    continue
+                newest = peer["newest"][bucket_type]
+                told = (
+                    None if newest is None else (newest["began_ms"], newest["verdict"]),
+                    peer["proven_ms"][bucket_type],
+                    peer["equal_ms"][bucket_type],
+                )
+                if told != before[1:]:
+                    wrong.append(
+                        f"{node}, full-sync {peer['name']}, bucket type {bucket_type}: {told}; it is {before[1:]}"
+                    )
+    return wrong
+
+
+def judge_sinks(document: Mapping[str, Any], moment: Moment) -> list[str]:
+    """`GET /admin/sink/nodes`: what was fetched from each cluster, and what became of it."""
+    wrong = []
+    for row in document["nodes"]:
+        for source in () if row["sink"] is None else row["sink"]["sources"]:
+            at = row["node"], source["source_uuid"], source["queue"]
+            before, after = moment.before.received.get(at), moment.after.received.get(at)
+            if before is None or after is None or before.boots != after.boots:
+                continue
+            for word in ReceivedTruth._fields[1:]:
+                low, high = getattr(before, word), getattr(after, word)
+                if not low <= source[word] <= high:
+                    wrong.append(
+                        f"{row['node']}, queue {source['queue']}: {word} {source[word]}; it went from {low} to {high}"
+                    )
+    return wrong
+
+
 Judgement = Callable[[Mapping[str, Any], Moment], list[str]]
 
 DOCUMENTS: Final[Mapping[str, Judgement]] = {
@@ -285,6 +353,8 @@ DOCUMENTS: Final[Mapping[str, Judgement]] = {
     "/admin/ledger": judge_ledger,
     "/admin/queues": judge_queues,
     "/admin/findings": judge_findings,
+    "/admin/fullsync/nodes": judge_fullsync,
+    "/admin/sink/nodes": judge_sinks,
 }
 """Path -> the judgement of its answer."""
 
@@ -421,8 +491,8 @@ class Told:
         """Note since when the facts of a cluster have been as they are."""
         now_ns = world.kernel.now_ns
         facts: dict[str, Any] = {f"partition {number}": record for number, record in records_of(cluster).items()}
-        registered = _registered(cluster)
-        facts |= {f"node {name}": name in registered for name in cluster.nodes}
+        live = registered(cluster)
+        facts |= {f"node {name}": name in live for name in cluster.nodes}
         for (queue, number), window in _windows(cluster).items():
             facts[f"gaps {queue} {number}"] = window.life, window.gaps
         for subject, state in facts.items():
@@ -437,7 +507,7 @@ class Told:
     def _truth(self, world: World, cluster: WorldCluster, asked: WorldNode) -> Truth:
         self._note(world, cluster)
         now_ns = world.kernel.now_ns
-        copies, queues = {}, {}
+        copies, queues, checks, received = {}, {}, {}, {}
         for name, services in running(cluster).items():
             boots = cluster.nodes[name].machine.boots
             for number, partition in services.runtime.partitions.items():
@@ -448,6 +518,21 @@ class Told:
                 suspended = services.queues.named(queue).serving_suspension is not None
                 counts = machine.counts
                 queues[name, queue] = QueueTruth(boots, counts.served, counts.acknowledged, suspended)
+            for peer_name, peer in services.fullsync.scheduler.peers.items():
+                history = peer.history
+                for bucket_type in peer.bucket_types:
+                    newest = next((one for one in reversed(history.results) if one.bucket_type == bucket_type), None)
+                    checks[name, peer_name, bucket_type] = CheckTruth(
+                        boots,
+                        None if newest is None else (newest.began_ms, newest.verdict.value),
+                        history.proven_ms.get(bucket_type),
+                        history.equal_ms.get(bucket_type),
+                    )
+            for (uuid, queue), counters in services.sink._sources.items():
+                numbers = counters.as_dict()
+                received[name, uuid.hex(), queue] = ReceivedTruth(
+                    boots, *(numbers[word] for word in ReceivedTruth._fields[1:])
+                )
         settled = frozenset(
             subject
             for (name, subject), (_, since_ns) in self._since.items()
@@ -456,7 +541,16 @@ class Told:
         unsure_ns = self._unsure_ns.get(asked.name)
         connected = unsure_ns is None or now_ns - unsure_ns >= STABLE_S * SECOND
         return Truth(
-            now_ns, connected, records_of(cluster), _registered(cluster), copies, _windows(cluster), queues, settled
+            now_ns,
+            connected,
+            records_of(cluster),
+            registered(cluster),
+            copies,
+            _windows(cluster),
+            queues,
+            settled,
+            checks,
+            received,
         )
 
 
@@ -489,10 +583,39 @@ def judge_quiet_ledger(document: Mapping[str, Any], moment: Moment) -> list[str]
     ]
 
 
+NOT_AT_QUIET: Final = frozenset(
+    (
+        "defect",
+        "fullsync",
+        "lag",
+        "links-fail",
+        "metastore",
+        "min-isr",
+        "node-silent",
+        "not-known",
+        "offline",
+        "out-of-sync",
+        "short",
+        "undialled",
+    )
+)
+"""Codes of findings that nothing is left of once all is healed and quiet. Others may stay until an operator acts."""
+
+
+def judge_quiet_findings(document: Mapping[str, Any], moment: Moment) -> list[str]:
+    """What was amiss is found no more."""
+    return [
+        f"it finds {finding['code']}, and all is quiet: {finding['sentence']}"
+        for finding in document["findings"]
+        if finding["code"] in NOT_AT_QUIET
+    ]
+
+
 AT_QUIET: Final[Mapping[str, Judgement]] = {
     "/admin/cluster": judge_quiet_cluster,
     "/admin/lag": judge_quiet_lag,
     "/admin/ledger": judge_quiet_ledger,
+    "/admin/findings": judge_quiet_findings,
 }
 
 
@@ -503,10 +626,6 @@ async def _answer_of(node: WorldNode, path: str) -> Answer | None:
     except NoAnswer:
         return None
     return answer if answer.status == 200 else None
-
-
-def _registered(cluster: WorldCluster) -> frozenset[str]:
-    return frozenset(cluster.ensemble.tree.children("/nodes") or ())
 
 
 def _windows(cluster: WorldCluster) -> dict[tuple[str, int], WindowTruth]:

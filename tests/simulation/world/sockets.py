@@ -70,7 +70,7 @@ class VirtualSocket:
     @property
     def writable(self) -> bool:
         """A write would not block."""
-        return self.end is not None and self.end.writable
+        return bool(self._failed) or (self.end is not None and self.end.writable)
 
     def input_ready(self) -> None:
         """There is something to read or to accept."""
@@ -89,6 +89,8 @@ class VirtualSocket:
     def watch(self, callback: Callable[[], object], *, output: bool = False) -> None:
         """Call `callback` once, when the socket becomes readable, or writable."""
         (self._output_watches if output else self._input_watches).append(callback)
+        if output and self.end is not None and self.end.established:
+            self.end.outgoing.sender_waits = True
 
     def unwatch(self, callback: Callable[[], object], *, output: bool = False) -> None:
         """`callback` is not called any more."""

@@ -43,8 +43,14 @@ class Doing:
         self.world.story.tell(self.name, what)
 
     def heal_later(self, what: str, undo: Callable[[], object]) -> None:
-        """`undo` is called when the world heals, unless the step has undone it: call the returned function then."""
+        """`undo` is called when the world heals."""
+        self.world.disturbances += 1
         self.world.broken.append((what, undo))
+
+    def undo_later(self, what: str, undo: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """What an operator changed, and takes back once nothing is broken: the newest change first, each once."""
+        self.world.changed.pop(what, None)
+        self.world.changed[what] = undo
 
     def declare_loss(self, scope: Scope, cluster: str, *, queue: str = "", bucket_type: str = "") -> DeclaredLoss:
         """Call this before an act that may lose what clients were promised, and `loss_is_over` after it."""
@@ -55,6 +61,10 @@ class Doing:
     def loss_is_over(self, loss: DeclaredLoss) -> None:
         """What clients are promised from now on is not concerned by the loss."""
         loss.until_ns = self.world.kernel.now_ns
+
+    def no_loss(self, loss: DeclaredLoss) -> None:
+        """The act was refused, and nothing can be lost by it."""
+        self.world.history.losses.remove(loss)
 
     def cluster(self) -> WorldCluster:
         """A cluster by chance."""

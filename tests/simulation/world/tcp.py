@@ -226,6 +226,7 @@ class Flow:
         "_kernel",
         "_last_due_ns",
         "_queue",
+        "_resends",
         "_running",
         "_withheld",
         "back",
@@ -236,7 +237,6 @@ class Flow:
         "sender",
         "sender_waits",
         "unread",
-        "unsupported",
         "way",
     )
     opposite: Flow
@@ -253,14 +253,14 @@ class Flow:
         """The sender is to be told when there is room."""
         self.bytes_per_s: float | None = None
         """How fast the receiver takes it; None: at once."""
-        self.unsupported = False
-        """Nobody would send a segment again: the sender has no power any more."""
         self._kernel = kernel
         self._queue: deque[tuple[int, int, bytes]] = deque()
         """(when it arrives, when it was sent, data) of each segment."""
         self._last_due_ns = 0
         self._running = False
         """The event of the next arrival is in the kernel."""
+        self._resends = True
+        """A segment that does not arrive is sent again: the sender has power."""
         self._held = False
         """The next segment was not acknowledged, and is sent again and again."""
         self._withheld = 0
@@ -318,6 +318,12 @@ class Flow:
         else:
             self._mark(_RESET)
 
+    def lose_sender(self) -> None:
+        """The sender has no power any more. What is on its way arrives, and nothing is sent again."""
+        self._resends = False
+        if self._held:
+            self.finish()
+
     def _mark(self, mark: bytes) -> None:
         self._enqueue(self.way.due_ns(SEGMENT_BYTES), mark)
 
@@ -373,7 +379,7 @@ class Flow:
             self._kernel.at(wait_ns, lambda: self._reset_arrives(2 * wait_ns))
 
     def _hold(self) -> None:
-        if self.unsupported or self._queue[-1][2] is _RESET:
+        if not self._resends or self._queue[-1][2] is _RESET:
             self.finish()
             return
         self._held = True
@@ -620,7 +626,7 @@ class End:
         self.watcher = None
         self.host.ends.pop(self, None)
         if self.established:
-            self.outgoing.unsupported = True
+            self.outgoing.lose_sender()
 
     def reset_by_network(self) -> None:
         """A reset arrives that the other end did not send."""

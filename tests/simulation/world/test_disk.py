@@ -15,13 +15,17 @@ from typing import Any
 
 import pytest
 
+from isthmus.node.backup.create import create
+from isthmus.node.backup.restore import restore, verify
 from isthmus.repl.model.errors import LocalFault, StorageShort
 from isthmus.repl.replog import writer
+from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore, plyvel
+from isthmus.repl.store.port import PartitionStep
 from tests.simulation.world.disk import Failure, WorldDisk
 from tests.support.entry_histories import ExpectedRows, open_store
 from tests.support.entry_histories import History as StoreHistory
-from tests.support.log_history import Listener, entries, open_log
+from tests.support.log_history import CLUSTER, Listener, entries, open_log
 from tests.support.memory_disk import ProcessKilled
 from tests.support.samples import seeds
 from tests.unit.repl.replog.recovery.test_crashes import FIRST, SECOND, THIRD, HistoryWriter
@@ -209,6 +213,23 @@ def test_a_directory_that_was_put_back_counts_as_on_disk(disk: WorldDisk, place:
         disk.files.pwritev(disk.files.open(place / "a", write=True), [b"later"], 0)
 
     assert {b"old", b"later"} < left_by_losses(disk, place, "a", state_and_write)
+
+
+def test_files_that_something_else_changed_count_as_on_disk(disk: WorldDisk, place: Path) -> None:
+    """A file that was removed, replaced or made by another program than the log or the store is taken as it is when
+    the next log or store looks at the directory."""
+
+    def state() -> None:
+        for name in "abc":
+            disk.files.close(created(disk, place, name, b"x", named=False))
+        (place / "a").unlink()
+        (place / "b").unlink()
+        (place / "b").write_bytes(b"another b")
+        assert disk.files.names(place) == ["b", "c"]
+
+    assert left_by_losses(disk, place, "a", state) == {None}
+    assert left_by_losses(disk, place, "b", state) == {b"another b"}
+    assert left_by_losses(disk, place, "c", state) == {b"x"}
 
 
 # -- failures and time -------------------------------------------------------------------------------------------
@@ -563,6 +584,43 @@ def test_a_store_that_cannot_begin_a_log_is_short_and_writes_later(
     store.write([history.step(at + 1)])
     store.close()
     assert sum(name.startswith(b"o") for name in simulated_rows(disk, place)) == 60
+
+
+def test_a_backup_of_a_running_node_is_restored(disk: WorldDisk, place: Path) -> None:
+    """The product's backup copies the log and the store of this disk while they are open, and opens the copied rows
+    through it; restored elsewhere on the disk, log and store have everything, also after a power loss."""
+    data, target, backup = place / "data", place / "restored", place / "backup"
+    identity = NodeIdentity.open(data)
+    identity.adopt(CLUSTER, "east-1", "boot", {0: 7}, spare=6)
+    options: dict[str, Any] = {
+        "cluster_uuid": CLUSTER, "write_buffer_bytes": 65_536, "block_cache_bytes": 65_536, "database": disk.database,
+        "disk": disk.checkpoints,
+    }  # fmt: skip
+    store = LevelStore.open(data / "store", boot_id="boot", **options)
+    log = open_log(disk.files, data / "log")
+    listener = Listener(log)
+    written = entries(1, 0, 40)
+    log.append(0, written)
+    assert listener.wait({0: 40})
+    store.write([PartitionStep(0, written[:20])])
+    store.checkpoint()
+    store.write([PartitionStep(0, written[20:30])])
+    create(data, backup, node="east-1", cluster="east", progress=lambda *_: None, database=disk.database)
+    store.close()
+    log.close()
+    identity.close(clean=True)
+    manifest, faults = verify(backup, lambda *_: None)
+    assert not faults
+    restore(backup, target, manifest, lambda *_: None)
+    disk.power_loss(Random(1))
+    disk.process_begins()
+    store = LevelStore.open(target / "store", boot_id="boot", **options)
+    assert store.durable_floor(0) == 20
+    assert store.object(0, written[7].bucket, written[7].key) == written[29].payload
+    log = open_log(disk.files, target / "log", known_durable={0: 20})
+    assert log.leo(0) == 40
+    log.close()
+    store.close()
 
 
 def test_a_killed_process_has_no_store(disk: WorldDisk, place: Path) -> None:

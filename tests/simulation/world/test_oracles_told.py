@@ -10,14 +10,17 @@ import pytest
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from isthmus.repl.model.vclock import encode_clock
 from tests.simulation.world.oracles_told import (
+    CheckTruth,
     CopyTruth,
     KeyTruth,
     Moment,
     QueueTruth,
+    ReceivedTruth,
     Truth,
     WindowTruth,
     judge_cluster,
     judge_findings,
+    judge_fullsync,
     judge_gaps,
     judge_key,
     judge_lag,
@@ -25,8 +28,10 @@ from tests.simulation.world.oracles_told import (
     judge_partitions,
     judge_queues,
     judge_quiet_cluster,
+    judge_quiet_findings,
     judge_quiet_lag,
     judge_quiet_ledger,
+    judge_sinks,
 )
 
 RECORD = PartitionRecord(
@@ -210,6 +215,36 @@ def test_findings_name_what_is_amiss_or_say_that_something_is_unknown() -> None:
     assert judge_findings({"findings": [{"code": "gaps", "severity": "warning"}]}, gaps) == []
 
 
+@pytest.mark.parametrize("changes", [{"verdict": "in-sync"}, {"began_ms": 2}, {"proven_ms": 3}, {"equal_ms": 1}])
+def test_full_sync_is_told_as_it_found(changes: dict[str, int | str]) -> None:
+    """A verdict that no check had, and a time that nothing proves, are named, as long as no check ends meanwhile."""
+    told = {"verdict": "up-to-date", "began_ms": 1, "proven_ms": 1, "equal_ms": None}
+
+    def answer(**numbers: object) -> dict[str, Any]:
+        newest = {word: numbers[word] for word in ("verdict", "began_ms")}
+        peer = {"name": "west", "bucket_types": ["default"], "newest": {"default": newest}}
+        peer |= {word: {"default": numbers[word]} for word in ("proven_ms", "equal_ms")}
+        return {"nodes": {"n1": {"peers": [peer]}, "n2": None}}
+
+    at = "n1", "west", "default"
+    so = truth(checks={at: CheckTruth(1, (1, "up-to-date"), 1, None)})
+    later = truth(checks={at: CheckTruth(1, (9, "in-sync"), 9, 9)})
+    assert judge_fullsync(answer(**told), Moment(so, so)) == []
+    assert len(judge_fullsync(answer(**told | changes), Moment(so, so))) == 1
+    assert judge_fullsync(answer(**told | changes), Moment(so, later)) == []
+
+
+@pytest.mark.parametrize("changes", [{"fetched": 4}, {"applied": 4}, {"failed": 1}])
+def test_what_a_sink_received_is_told_as_it_is(changes: dict[str, int]) -> None:
+    """Counters that the sink never had are named."""
+    row = {"source_uuid": "aa", "queue": "q", "fetched": 5, "applied": 3, "merged": 1, "superseded": 1}
+    row |= {"rejected": 0, "failed": 0}
+    so = truth(received={("n1", "aa", "q"): ReceivedTruth(1, 5, 3, 1, 1, 0, 0)})
+    assert judge_sinks({"nodes": [{"node": "n1", "sink": {"sources": [row]}}]}, Moment(so, so)) == []
+    assert judge_sinks({"nodes": [{"node": "n1", "sink": None}]}, Moment(so, so)) == []
+    assert len(judge_sinks({"nodes": [{"node": "n1", "sink": {"sources": [row | changes]}}]}, Moment(so, so))) == 1
+
+
 OURS, THEIRS = encode_clock(((b"a" * 20, 2, 0),)), encode_clock(((b"a" * 20, 1, 0),))
 
 
@@ -254,3 +289,6 @@ def test_all_is_well_once_all_is_quiet() -> None:
     row = {"direction": "sent", "queue": "q", "cluster": "west", "state": "closed", "reason": "", "closes": True}
     assert judge_quiet_ledger({"ledger": [row]}, moment()) == []
     assert len(judge_quiet_ledger({"ledger": [row | {"closes": None}]}, moment())) == 1
+    amiss = {"code": "links-fail", "sentence": ""}
+    assert judge_quiet_findings({"findings": [amiss | {"code": "dead-letters"}]}, moment()) == []
+    assert len(judge_quiet_findings({"findings": [amiss]}, moment())) == 1

@@ -10,15 +10,15 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.world import quiet, workload
 from tests.simulation.world.clusters import Shape, WorldCluster, make_clusters
 from tests.simulation.world.history import History
 from tests.simulation.world.kernel import SECOND, Kernel
-from tests.simulation.world.libraries import sockets_in_libraries
+from tests.simulation.world.libraries import libraries_in_the_world
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
 from tests.simulation.world.node import WorldNode
@@ -54,11 +54,16 @@ class World:
         self.clusters: dict[str, WorldCluster] = make_clusters(self.kernel, self.network, self.directory, self.shape)
         self.broken: list[tuple[str, Callable[[], object]]] = []
         """(what, how it is undone) of all that is broken at the moment."""
+        self.disturbances = 0
+        """How often something was broken."""
+        self.changed: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        """What operators changed, and how they take it back."""
         self.history = History()
         """What clients did."""
         self.oracles: Sequence[Oracle] = ()
         self.failures: list[str] = []
         """What oracles found while the world ran."""
+        self._next_look_ns = 0
         self._steps: set[asyncio.Task[None]] = set()
         self._outside = contextlib.ExitStack()
         for node in self.nodes:
@@ -81,7 +86,7 @@ class World:
     def __enter__(self) -> World:
         self._outside.enter_context(self.story.listening())
         self._outside.enter_context(_no_collection())
-        self._outside.enter_context(sockets_in_libraries())
+        self._outside.enter_context(libraries_in_the_world())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,8 +119,8 @@ class World:
             self.kernel.at(round(each.at_s * SECOND), functools.partial(self._begin, doer, each), doer)
         end_ns = self.kernel.now_ns + round((max((each.at_s for each in steps), default=0.0) + 1.0) * SECOND)
         while self.kernel.now_ns < end_ns:
-            self.kernel.run(min(end_ns, self.kernel.now_ns + round(LOOK_S * SECOND)))
-            self._look()
+            self.kernel.run(min(end_ns, self._next_look_ns))
+            self._look_if_due()
         self.run_until(lambda: not self._steps, STEP_S, "every step ends")
 
     def _begin(self, doer: VirtualMachine, step: Step) -> None:
@@ -131,7 +136,10 @@ class World:
             self.failures.append(f"step {task.get_name()}: {error!r}")
             self.story.tell("world", f"step {task.get_name()} raised {text}")
 
-    def _look(self) -> None:
+    def _look_if_due(self) -> None:
+        if self.kernel.now_ns < self._next_look_ns:
+            return
+        self._next_look_ns = self.kernel.now_ns + round(LOOK_S * SECOND)
         for oracle in self.oracles:
             self.failures += [f"{oracle.name}: {what}" for what in oracle.look(self)]
 
@@ -145,6 +153,12 @@ class World:
             if not node.running:
                 node.start()
         self.run_until(self.all_ready, HEALED_S, "all nodes serve again")
+        while self.changed:
+            what, take_back = self.changed.popitem()
+            self.story.tell("world", f"taken back: {what}")
+            task = self.operators.loop.create_task(take_back(), name=what)
+            self.run_until(task.done, STEP_S, what)
+            task.result()
 
     def wait_until_quiet(self, seconds: float) -> None:
         """Run until everything was delivered, compared and closed, and nothing changes any more (`quiet`); an
@@ -152,12 +166,14 @@ class World:
         quiet.wait_until_quiet(self, seconds)
 
     def run_until(self, condition: Callable[[], bool], seconds: float, claim: str, *, every_s: float = 0.05) -> None:
-        """Run until the condition holds; an AssertionError if that takes more than `seconds`."""
+        """Run until the condition holds, while the oracles look; an AssertionError if that takes more than
+        `seconds`."""
         end_ns = self.kernel.now_ns + round(seconds * SECOND)
         while not condition():
             if self.kernel.now_ns >= end_ns:
                 raise AssertionError(f"not within {seconds:g} s: {claim}")
             self.kernel.run_for(every_s)
+            self._look_if_due()
 
 
 def _ready(node: WorldNode) -> bool:

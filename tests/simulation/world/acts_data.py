@@ -1,0 +1,93 @@
+"""What operators do to all keys of a range: folds, and reaps of single keys."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tests.simulation.world.acts_queues import BUCKET, kinds, receivers
+from tests.simulation.world.admin import act, look
+from tests.simulation.world.clusters import WorldCluster
+from tests.simulation.world.history import Scope
+from tests.simulation.world.steps import Doing, StepKind, step
+
+PAGES_MAX: Final = 50
+"""Pages of a fold of one partition; the keys of a world fit into a few."""
+
+FOLD: Final = "POST /admin/folds"
+
+
+async def _fold(doing: Doing, kind: str, *, acts: bool = True, **more: Any) -> None:
+    """All pages of a fold over all partitions, as the command line asks for them. It ends where one is refused."""
+    cluster, chance = doing.cluster(), doing.chance
+    if kind == "repl-keys":
+        if not receivers(doing, cluster):
+            return
+        more["queue"] = chance.choice(receivers(doing, cluster))
+    scope: dict[str, Any] = chance.choice(
+        [{}, {"bucket": BUCKET}, {"bucket": BUCKET, "key_from": "k1", "key_to": "k3"}, {"bucket": "other"}]
+    )
+    found = await look(doing, cluster, "/admin/partitions")
+    numbers = [(row["partition"], row["bucket_type"]) for row in (found or {}).get("partitions") or ()]
+    dry_run = acts and chance.random() < 0.2
+    body: dict[str, Any] = {"kind": kind, **scope, **more}
+    if acts:
+        body["dry_run"] = dry_run
+    losses = []
+    if kind == "erase-keys" and not dry_run:
+        losses = [doing.declare_loss(Scope.CLUSTER, each) for each in doing.world.clusters]
+    if kind == "reap-tombs" and not dry_run:
+        for _, bucket_type in numbers:
+            doing.world.history.rules_of(bucket_type).reaps = True
+    await _pages(doing, cluster, [number for number, _ in numbers], body)
+    for loss in losses:
+        doing.loss_is_over(loss)
+
+
+async def _pages(doing: Doing, cluster: WorldCluster, numbers: list[int], body: dict[str, Any]) -> None:
+    for partition in numbers:
+        cursor = None
+        for _ in range(PAGES_MAX):
+            answer = await act(doing, cluster, "/admin/folds", partition=partition, next=cursor, **body)
+            if answer is None or not answer.done:
+                return
+            cursor = answer.body.get("next")
+            if cursor is None:
+                break
+
+
+@step(StepKind.ACT, weight=2, covers=(FOLD,))
+async def fold_repl_keys(doing: Doing) -> None:
+    """References to all keys go into a queue."""
+    await _fold(doing, "repl-keys")
+
+
+@step(StepKind.ACT, weight=1, covers=(FOLD,))
+async def fold_erase_keys(doing: Doing) -> None:
+    """All keys are deleted."""
+    await _fold(doing, "erase-keys")
+
+
+@step(StepKind.ACT, weight=1, covers=(FOLD,))
+async def fold_reap_tombs(doing: Doing) -> None:
+    """All tombstones are reaped that may be."""
+    await _fold(doing, "reap-tombs")
+
+
+@step(StepKind.ACT, weight=1, covers=(FOLD,))
+async def fold_repair_keys(doing: Doing) -> None:
+    """Keys whose rows differ from each other are mended."""
+    await _fold(doing, "repair-keys")
+
+
+@step(StepKind.ACT, weight=1, covers=(FOLD,))
+async def fold_reads(doing: Doing) -> None:
+    """A fold that changes nothing."""
+    await _fold(doing, doing.chance.choice(["find-keys", "find-tombs", "object-stats", "list-buckets"]), acts=False)
+
+
+@step(StepKind.ACT, weight=2, covers=("POST /admin/reaps",))
+async def kv_reap(doing: Doing) -> None:
+    """One key."""
+    kind, key = doing.chance.choice(kinds(doing)), f"k{doing.chance.randrange(6)}"
+    doing.world.history.rules_of(kind).reaps = True
+    await act(doing, doing.cluster(), "/admin/reaps", bucket_type=kind, bucket=BUCKET, key=key)

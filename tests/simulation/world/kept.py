@@ -1,0 +1,32 @@
+"""Plans as text, and those that once failed, with the fewest steps that showed it; what they found is mended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.simulation.world.clusters import Shape
+from tests.simulation.world.plan import Plan, Step
+
+DIRECTORY = Path(__file__).with_name("found")
+"""One file a plan, named by what it found."""
+
+
+def text_of(plan: Plan) -> str:
+    """A plan as JSON, one step a line."""
+    head = {"seed": plan.seed, "shape": plan.shape._asdict()}
+    steps = ",\n".join(f"  {json.dumps(list(step))}" for step in plan.steps)
+    return f'{{"plan": {json.dumps(head)}, "steps": [\n{steps}\n]}}'
+
+
+def plan_of(text: str) -> Plan:
+    """The plan that `text_of` wrote."""
+    read = json.loads(text)
+    shape = read["plan"]["shape"]
+    shape["nodes"] = tuple(shape["nodes"])
+    return Plan(read["plan"]["seed"], Shape(**shape), tuple(Step(*each) for each in read["steps"]))
+
+
+def found() -> dict[str, Plan]:
+    """All kept plans, by name."""
+    return {file.stem: plan_of(file.read_text()) for file in sorted(DIRECTORY.glob("*.json"))}

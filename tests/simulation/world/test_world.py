@@ -1,0 +1,46 @@
+"""Seeds of the world, each with clients, operators and machines that do whatever the seed says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.world.kept import found
+from tests.simulation.world.plan import drawn
+from tests.simulation.world.run import run
+from tests.support.samples import seeds
+
+CHECKOUT = Path(__file__).parents[3]
+
+SEEDS = range(240)
+
+
+@pytest.mark.parametrize("seed", seeds(SEEDS))
+def test_a_world_ends_equal_and_nothing_is_lost_unnamed(seed: int) -> None:
+    """Whatever clients, operators and machines do: once all is healed, every oracle is content."""
+    outcome = run(drawn(seed))
+    assert outcome.failures == (), f"python -m tests.simulation.world --seeds {seed} --story"
+
+
+@pytest.mark.parametrize("name", found())
+def test_what_a_world_once_found_stays_mended(name: str) -> None:
+    """A plan that failed before, with the fewest steps that showed it."""
+    assert run(found()[name]).failures == ()
+
+
+def test_a_seed_gives_the_same_world_in_every_process() -> None:
+    """Two processes, with different hashes of strings, run the same events in the same order and tell the same story,
+    byte for byte."""
+    stories = []
+    for hash_seed in ("1", "2"):
+        command = [sys.executable, "-m", "tests.simulation.world", "--seeds", "5", "--story"]
+        done = subprocess.run(
+            command, cwd=CHECKOUT, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True
+        )
+        stories.append(done.stdout)
+    assert "digest" in stories[0]
+    assert stories[0] == stories[1]
