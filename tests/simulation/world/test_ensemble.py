@@ -338,6 +338,23 @@ def test_a_server_that_lags_behind_shows_an_older_state_in_order(world: World) -
     assert two.call(look()) == [b"z", None, b"2", ["b"]]
 
 
+def test_a_server_that_lags_behind_applies_each_change_in_its_time(world: World) -> None:
+    """A change is there as long after it was made as the one before."""
+    one, two = world.process("n1"), world.process("n2")
+    one.call(one.metastore.put("/x", b"0", None))
+    world.ensemble.lag("n2", 1000)
+    link: Any = two.metastore._link
+    for version in (0, 1):
+        one.call(one.metastore.put("/x", b"%d" % (version + 1), version))
+        world.wait(0.5)
+    seen = []
+    for _ in range(2):
+        world.wait(0.2)
+        seen.append(two.call(link.read("/isthmus/east/x", armed=False, sync=False))[0])
+        world.wait(0.3)
+    assert seen == [b"1", b"2"]
+
+
 # --- writes without an answer ---
 
 
