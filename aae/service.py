@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from random import Random
 from typing import NamedTuple
 
 import structlog
@@ -32,6 +31,7 @@ from isthmus.aae.scrub.row_audit import Scrubber
 from isthmus.aae.scrub.row_repair import ForeignObjects, RowRepair, fetch_foreign_objects
 from isthmus.aae.trees.tree_cache import TreeCache, TreeState
 from isthmus.config.settings import FullSyncSettings
+from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.ports import TimeSource
@@ -76,7 +76,7 @@ class FullSync(Checkers, ForeignObjects):
         self._repairs = repairs
         self._clocks = clocks
         self._time = time
-        self._random = Random()  # noqa: S311 - the order of checks is no secret
+        self._random = machine().random()
         self.trees = TreeCache(
             store,
             directory=config.directory / "trees",

@@ -68,12 +68,13 @@ from isthmus.node.services import history_sampler, lag_metrics, write_traces
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
 from isthmus.node.services.history_sampler import DurationSource
 from isthmus.node.services.readiness import replicas_not_ready
-from isthmus.node.services.wiring import Outside, boot_id
+from isthmus.node.services.wiring import Outside
 from isthmus.queues import status
 from isthmus.repl import clock_offsets, telemetry, unforeseen
 from isthmus.repl import traces as change_traces
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller import suspicion
+from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.runtime import registration
@@ -193,7 +194,7 @@ def run(settings: Settings, file: Path) -> int:
         file=str(file.absolute()),
         data_dir=str(settings.node.data_dir),
         python=platform.python_version(),
-        pid=os.getpid(),
+        pid=machine().pid(),
         platform=platform.platform(),
     )
     take_descriptors(settings)
@@ -275,9 +276,9 @@ class Node:
         metastore = await self._connect_metastore()
         if not identity.is_new:  # before a uuid is proposed, which would create another cluster in the metastore
             identity.check_metastore(settings.node.cluster, empty=await metastore.get(UUID_PATH) is None)
-        cluster_uuid = await metastore.cluster_uuid(uuid.uuid4().bytes)
+        cluster_uuid = await metastore.cluster_uuid(uuid.UUID(bytes=machine().random_bytes(16), version=4).bytes)
         identity.check_cluster(cluster_uuid, settings.node.cluster)
-        boot = boot_id()
+        boot = machine().boot_id()
         data_dir = settings.node.data_dir
         if identity.is_new:
             # Before log and store are created: data without an identity would be refused at the next start.
@@ -358,12 +359,12 @@ class Node:
 
     async def _embedded_metastore(self) -> str:
         """The "host:port" of a running ZooKeeper that belongs to this node. Raises LocalFault, StoppedEarly."""
-        settings, data_dir = self.settings.metastore, self.settings.node.data_dir
+        settings, data_dir, pid = self.settings.metastore, self.settings.node.data_dir, machine().pid()
         try:
             hosts = await asyncio.get_running_loop().run_in_executor(
                 None,
                 lambda: supervisor_client.ensure_embedded(
-                    data_dir, settings.embedded_port, settings.linger_ms, os.getpid(), lambda: not self._stop.is_set()
+                    data_dir, settings.embedded_port, settings.linger_ms, pid, lambda: not self._stop.is_set()
                 ),
             )
         except LocalFault:
@@ -588,7 +589,7 @@ class Node:
         if self._fatal is not None:
             # After a failure of log or store the process's state cannot be trusted: no hand-over, no last writes.
             log.critical("node.failed", sentence=f"{self._fatal}; the node ends", exit_code=EXIT_STORAGE)
-            os._exit(EXIT_STORAGE)
+            machine().exit(EXIT_STORAGE)
         log.info("node.stopping", reason=self._stop_reason)
         self._manager.stopping(self._stop_reason)
         for task in (self._ready_task, self._reload_task, self._watchdog_task):

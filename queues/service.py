@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -37,6 +36,7 @@ from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window_rules import REAL_TIME, Item
 from isthmus.queues.wire import BYTES_MAX, FetchReply, FetchRequest, OwnCluster, OwnedByOther, UnknownQueue
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
@@ -141,7 +141,7 @@ class QueueService:
         self._kv = kv
         self._metastore = metastore
         self._pool = read_pool
-        self._batch_prefix = secrets.token_bytes(8)
+        self._batch_prefix = machine().random_bytes(8)
         self._tasks = TaskSet()
         self.bulk_marks = BulkMarks(self.queue_store, node, time, cluster, self._tasks)
         self._queues = {one.name: self._build(one) for one in settings}

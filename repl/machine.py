@@ -12,7 +12,9 @@ import os
 import socket as sockets
 import threading
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random, SystemRandom
@@ -237,6 +239,16 @@ def one_per_process(make: Callable[[], T]) -> T:
     """A name for something that exists once in a process, such as a module's counters: every use of an attribute is one
     of the running process's own. Bind its methods nowhere: they belong to the process that bound them."""
     return cast("T", _OnePerProcess(ProcessWide(make)))
+
+
+def random_text(count: int) -> str:
+    """`count` random bytes as text for a URL, as secrets.token_urlsafe."""
+    return urlsafe_b64encode(machine().random_bytes(count)).rstrip(b"=").decode()
+
+
+def utc_now() -> datetime:
+    """The wall clock."""
+    return datetime.fromtimestamp(machine().wall_ns() / 1e9, UTC)
 
 
 def monotonic_s() -> float:

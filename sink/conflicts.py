@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 import structlog
 
+from isthmus.repl.machine import machine
 from isthmus.repl.model.keys import Key
 
 log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ class Conflicts:
     def __init__(self, path: Path, limit_count: int) -> None:
         self._path = path
         self.limit_count = limit_count
-        self._lock = threading.Lock()
+        self._lock = machine().lock()
         self._connection: sqlite3.Connection | None = None
         self._pending: deque[SiblingConflict] = deque()
         self._writer: asyncio.Task[None] | None = None

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from urllib.parse import quote
 
 import structlog
 
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.keys import Key
 
@@ -105,7 +104,7 @@ class DeadLetters:
         self._path = path
         self._limit_count = limit_count
         self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
+        self._lock = machine().lock()
         self._connection: sqlite3.Connection | None = None
         self._counts: tuple[int, int] | None = None
         """Counts at the last access to the file."""
@@ -261,7 +260,7 @@ class DeadLetters:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
-        aside = self._path.with_name(f"{self._path.name}.damaged-{time.time_ns() // 1_000_000_000}")
+        aside = self._path.with_name(f"{self._path.name}.damaged-{machine().wall_ns() // 1_000_000_000}")
         try:
             self._path.rename(aside)
         except OSError as refused:

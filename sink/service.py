@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
@@ -23,6 +22,7 @@ from isthmus.queues.rate_limit import Rates
 from isthmus.queues.wire import UnknownFetchVersion
 from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.http.client import HttpPeer, PeerCredentials
+from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
 from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady, OutcomeUnknown, Overloaded
@@ -156,7 +156,7 @@ class Sink:
             self._local,
             seeds=self._seeds,
             node=node_name,
-            incarnation=secrets.token_bytes(8),
+            incarnation=machine().random_bytes(8),
             rates=Rates(settings.rate_limit_bytes, settings.object_rate_limit_count),
             cluster=cluster,
         )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from random import SystemRandom
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -23,6 +22,7 @@ from isthmus.queues.sink_shares import Share
 from isthmus.queues.window_rules import Item
 from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.http.client import PeerCredentials
+from isthmus.repl.machine import machine
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.timers import DeadlineTimer
 from isthmus.repl.unforeseen import unforeseen
@@ -141,7 +141,7 @@ class WorkerPool:
                 settings.empty_delay_max_ms,
                 settings.delay_factor,
             ),
-            SystemRandom(),
+            machine().random(),
             workers=settings.workers,
             peer_limit=settings.peer_limit_count,
             extra=extra,

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
-from time import perf_counter, process_time, sleep, thread_time
 from typing import Final, NamedTuple, Protocol
 
 from isthmus.aae.row_stream.wire import (
@@ -33,6 +32,7 @@ from isthmus.aae.row_stream.wire import (
     encode_tail,
 )
 from isthmus.aae.trees.throttle import TreeThrottle
+from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotLeader, NotReady, Overloaded
 from isthmus.repl.store.port import AppliedPosition, Snapshot, Store
@@ -201,7 +201,7 @@ class RowStreams:
     def _cached_estimate(self, replica: LocalReplica) -> int | None:
         """In the thread."""
         kept_s, known = self._estimates.get(replica, (-ESTIMATE_KEPT_S, None))
-        now_s = perf_counter()
+        now_s = machine().perf_s()
         if now_s - kept_s < ESTIMATE_KEPT_S:
             return known
         found = self.estimate(replica)
@@ -211,7 +211,7 @@ class RowStreams:
 
     def _next(self, frames: Iterator[Rows | SkippedTo]) -> tuple[int, bytes]:
         """In the thread: (number of rows, bytes) of the next frame; b"" at the end."""
-        self._slice_began_s = perf_counter()
+        self._slice_began_s = machine().perf_s()
         found = next(frames, None)
         if found is None:
             return 0, b""
@@ -221,14 +221,14 @@ class RowStreams:
 
     def _rest(self) -> None:
         """In the thread: sleep after a slice."""
-        now_s = perf_counter()
+        now_s = machine().perf_s()
         self._deferred_sleep_s += self._throttle.rest_s(
-            now_s - self._slice_began_s, now_s, process_time() - thread_time()
+            now_s - self._slice_began_s, now_s, machine().process_cpu_s() - machine().cpu_s()
         )
         if self._deferred_sleep_s >= REST_MIN_S:
-            sleep(self._deferred_sleep_s)
+            machine().sleep(self._deferred_sleep_s)
             self._deferred_sleep_s = 0.0
-        self._slice_began_s = perf_counter()
+        self._slice_began_s = machine().perf_s()
 
     def applied(self, partition: int) -> AppliedPosition:
         """A replica's applied position."""

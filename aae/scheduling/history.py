@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -21,6 +20,7 @@ import structlog
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.aae.scheduling.proofs import Proof
 from isthmus.aae.scheduling.schedule import CheckKind, PeerScheduleState, TimeRange
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import Corruption
 from isthmus.repl.storage.slot_file import SlotFile
 
@@ -173,7 +173,7 @@ class FullSyncHistory:
         self._slots = SlotFile(directory, "fullsync")
         self._started_ms = started_ms
         self._numbers = count(1)
-        self._writing = Lock()
+        self._writing = machine().lock()
         self._written = 0
         """Number of the newest save that is on disk."""
         self.peers: dict[str, PeerHistory] = {}

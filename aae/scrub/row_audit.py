@@ -11,7 +11,6 @@ Rules: docs/protocol.md I-TREE.
 from __future__ import annotations
 
 import asyncio
-import time as clock
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -26,6 +25,7 @@ from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, HashTree
 from isthmus.aae.trees.tree_builder import SLICE_BYTES, SLICE_ROWS, page_leaves, row_leaf
 from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
+from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import Corruption, IsthmusError
 from isthmus.repl.model.keys import SEGMENT_COUNT
@@ -182,7 +182,7 @@ class Scrubber:
         ):
             last = first
             for names, rows in pages:
-                began = clock.monotonic()
+                began = machine().monotonic_s()
                 found, leaves = page_leaves(names, rows, *segments)
                 if count >= ROWS_MAX:  # finish the last segment: only whole segments can be compared
                     rest = int(found.searchsorted(last, side="right"))
@@ -197,7 +197,7 @@ class Scrubber:
                 self.rows_total += len(found)
                 if self._stopping:
                     return tree, last
-                clock.sleep((clock.monotonic() - began) * REST_SHARE)
+                machine().sleep((machine().monotonic_s() - began) * REST_SHARE)
         return tree, SEGMENT_COUNT
 
     async def _confirmed(self, partition: int, segments: Sequence[int]) -> list[int]:

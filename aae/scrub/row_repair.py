@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time as clock
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -41,6 +40,7 @@ from isthmus.aae.scrub.row_proofs import (
 )
 from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.repl.http.client import HttpPeer, PeerCredentials, as_protected
+from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import EntryKind, decode_key_row
 from isthmus.repl.model.errors import CodecError, Corruption, IsthmusError, NotReady, PeerFault
 from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
@@ -494,7 +494,7 @@ class RowRepair:
             damaged = _damaged_changes(snapshot, most)
             orphans, key_row_lost = dict(damaged), False
             for names, rows in pages:
-                began_s = clock.monotonic()
+                began_s = machine().monotonic_s()
                 for name, row in zip(names, rows, strict=True):
                     offset = row_codec.offset_seen(row)
                     if offset is not None and offset not in damaged:
@@ -508,7 +508,7 @@ class RowRepair:
                         found.append(segment)
                         if len(found) == most:
                             return found, {}
-                clock.sleep((clock.monotonic() - began_s) * REST_SHARE)
+                machine().sleep((machine().monotonic_s() - began_s) * REST_SHARE)
         return found, {} if key_row_lost else orphans
 
     def metrics(self) -> list[Sample]:
@@ -531,10 +531,10 @@ def _damaged_changes(snapshot: Snapshot, most: int) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     offset: int | None = 0
     while offset is not None and len(found) < most:
-        began_s = clock.monotonic()
+        began_s = machine().monotonic_s()
         rows, offset = snapshot.damaged_changes(offset, UNREADABLE_ROWS)
         found.update(rows)
-        clock.sleep((clock.monotonic() - began_s) * REST_SHARE)
+        machine().sleep((machine().monotonic_s() - began_s) * REST_SHARE)
     return found
 
 

@@ -13,7 +13,6 @@ XOR is commutative, so merging both gives the current tree.
 from __future__ import annotations
 
 import asyncio
-import time as clock
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Final
@@ -24,6 +23,7 @@ from xxhash import xxh64_digest
 
 from isthmus.aae.trees.throttle import TreeThrottle
 from isthmus.aae.trees.tree import Hashes, HashTree
+from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import KEY_ROW_VERSION, Entry, decode_key_row, leaf
 from isthmus.repl.model.errors import Corruption, IsthmusError
 from isthmus.repl.model.keys import SEGMENT_COUNT, hashed_bytes
@@ -232,14 +232,14 @@ class TreeBuild:
             tree = HashTree(self._delta.first, self._delta.end)
             with closing(snapshot.key_pages(rows.segment_name(0), SEGMENT_COUNT, SLICE_ROWS, SLICE_BYTES)) as pages:
                 while self.valid and not stopping():
-                    began_s = clock.monotonic()
+                    began_s = machine().monotonic_s()
                     page = next(pages, None)
                     if page is None:
                         break
                     tree.change_sorted(*page_leaves(*page, tree.first, tree.end))
                     self.keys += len(page[0])
-                    now_s, others_s = clock.monotonic(), clock.process_time() - clock.thread_time()
-                    clock.sleep(throttle.rest_s(now_s - began_s, now_s, others_s))
+                    now_s, others_s = machine().monotonic_s(), machine().process_cpu_s() - machine().cpu_s()
+                    machine().sleep(throttle.rest_s(now_s - began_s, now_s, others_s))
         return tree, offset
 
 

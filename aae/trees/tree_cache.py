@@ -10,7 +10,6 @@ I-TREE, R-TREE.
 from __future__ import annotations
 
 import asyncio
-import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from isthmus.aae.trees.throttle import TreeThrottle
 from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, Hashes, HashTree
 from isthmus.aae.trees.tree_builder import TreeBuild, first_rebuild_ms
 from isthmus.aae.trees.tree_files import load_and_remove_tree, remove_trees, save_tree
+from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError, LocalFault, Overloaded
 from isthmus.repl.model.keys import SEGMENT_COUNT
@@ -375,7 +375,7 @@ class TreeCache:
         cached.reason = "rebuilding"
         cached.rebuild_at_ms = self._time.now_ms() + self._rebuild_ms
         loop = asyncio.get_running_loop()
-        started = clock.monotonic()
+        started = machine().monotonic_s()
         try:
             tree, offset = await loop.run_in_executor(
                 self._pool, build.fold, self._store, partition, self._throttle, loop, lambda: self._stopping
@@ -395,7 +395,7 @@ class TreeCache:
         if not self._is_current(partition, cached, build):
             return
         tree = build.complete(tree)
-        seconds = clock.monotonic() - started
+        seconds = machine().monotonic_s() - started
         self.builds_total += 1
         self.build_keys_total += build.keys
         self.build_seconds_total += seconds

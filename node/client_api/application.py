@@ -7,7 +7,6 @@ nearly all requests are theirs.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping
-from time import perf_counter
 from typing import Any, Final, Protocol
 
 from isthmus.config.settings import LimitSettings
@@ -36,6 +35,7 @@ from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import unknown_path
 from isthmus.node.observability.version import program_version
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.ports import TimeSource
@@ -120,7 +120,7 @@ class ClientApi(HttpApplication):
 
     def fast_answer(self, request: RawRequest) -> FastAnswer | None:
         """See FastPathApp: requests for objects whose body fits, and sinks' fetches."""
-        began_s = perf_counter()
+        began_s = machine().perf_s()
         method, raw_path, query_string, headers, body = request
         parts = raw_path.split(b"/")
         named = _object_named(parts)
@@ -184,7 +184,7 @@ class ClientApi(HttpApplication):
     def _counted(self, reply: Reply, request: RawRequest, began_s: float, route: str = ROUTE) -> Reply:
         """`reply` in the form that the request asks for, counted, and its duration noted; `_say` counts a large one
         once it is sent."""
-        self.durations.series(route, request.method, reply.status).add(perf_counter() - began_s)
+        self.durations.series(route, request.method, reply.status).add(machine().perf_s() - began_s)
         if len(reply.body) <= SMALL_BODY_BYTES:
             self.counts.add(route, request.method, reply.status)
         return reply if reply.status < 400 else in_asked_form(reply, request.headers)
@@ -196,7 +196,7 @@ class ClientApi(HttpApplication):
         else:
             unforeseen.exception("http.bug", error, method=request.method, path=shown_path(request.raw_path))
             refused = self.refused(internal_error(), request.method)
-        self.durations.series(route, request.method, refused.status).add(perf_counter() - began_s)
+        self.durations.series(route, request.method, refused.status).add(machine().perf_s() - began_s)
         return in_asked_form(refused, request.headers)
 
     async def send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,7 +6,6 @@ the headers.
 
 from __future__ import annotations
 
-import secrets
 from binascii import b2a_base64
 from typing import Final
 
@@ -22,6 +21,7 @@ from isthmus.node.client_api.object_headers import (
 )
 from isthmus.node.http.accept import accept_of, asks_for_json
 from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefused
+from isthmus.repl.machine import machine
 from isthmus.repl.model.conditions import Condition, ConditionState, object_tag
 from isthmus.repl.model.objects import Sibling
 
@@ -82,7 +82,7 @@ def render_stored(stored: Stored, vtag: str | None, request_headers: Headers, no
     if asks_for_json(accept):
         return Reply(300, [*headers, (b"content-type", JSON)], _document(clock, siblings))
     if prefers_multipart(accept):
-        boundary = secrets.token_hex(16).encode()
+        boundary = machine().random_bytes(16).hex().encode()
         headers.append((b"content-type", b"multipart/mixed; boundary=" + boundary))
         return Reply(300, headers, _multipart(siblings, boundary, now_s))
     text = "Siblings:\n" + "".join(f"{s.vtag}\n" for s in siblings)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from binascii import b2a_base64
 from collections.abc import Coroutine
-from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from isthmus.config.settings import LimitSettings
@@ -36,6 +34,7 @@ from isthmus.node.http.fast_connection import HeaderBlock, PlainAnswer, StartedW
 from isthmus.node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
 from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.http.router import decode_segment, encode_segment, method_not_allowed
+from isthmus.repl.machine import machine, random_text
 from isthmus.repl.model.conditions import Condition
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Retryable, TimedOut, clear_traceback
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
@@ -213,7 +212,7 @@ class ObjectRoutes:
         self._budget.used_bytes -= len(request[1][0])
         counts = self._counts
         counts[_WRITTEN] = counts.get(_WRITTEN, 0) + 1
-        self._written.add(perf_counter() - began_s)
+        self._written.add(machine().perf_s() - began_s)
         return b"x-riak-vclock: %b\r\n" % b2a_base64(clock, newline=False)
 
     async def settle_put(self, started: StartedWrite) -> Reply:
@@ -263,7 +262,7 @@ class ObjectRoutes:
             return render_stored(stored, None, headers, now_s)
         counts = self._counts
         counts[_FOUND] = counts.get(_FOUND, 0) + 1
-        self._found.add(perf_counter() - began_s)
+        self._found.add(machine().perf_s() - began_s)
         return _new(PlainAnswer, plain)
 
     async def settle_get(self, read: PendingRead, headers: Headers) -> Reply:
@@ -342,7 +341,7 @@ class ObjectRoutes:
                 "bad-request-id",
                 "each POST to .../keys creates a new key, so an id cannot identify a repeat: use PUT with a key",
             )
-        key = secrets.token_urlsafe(GENERATED_KEY_BYTES).encode()
+        key = random_text(GENERATED_KEY_BYTES).encode()
         place = Key(request.params.get("type", DEFAULT_BUCKET_TYPE), bucket, key)
         value = await request.body(self._object_limit, "limits.object_size")
         written = await self._write(

@@ -13,7 +13,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -26,6 +25,7 @@ from isthmus.node.http.operations import parameters_of
 from isthmus.node.http.patience import answer_by_s
 from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefused, refusal, refusal_in_json
 from isthmus.node.http.router import Match, Router, check_parameters, parse_query
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TimedOut, TooLarge, clear_traceback
 from isthmus.repl.security.tls import NodeName
 from isthmus.repl.unforeseen import unforeseen
@@ -175,7 +175,7 @@ class RequestTiming:
     __slots__ = ("began_s", "route")
 
     def __init__(self) -> None:
-        self.began_s = perf_counter()
+        self.began_s = machine().perf_s()
         self.route = OTHER
 
 
@@ -431,7 +431,7 @@ class HttpApplication:
         timing: RequestTiming | None = scope.get(TIMING)
         if timing is not None:
             series = self.durations.series(timing.route, scope["method"], status)
-            series.add(perf_counter() - timing.began_s)
+            series.add(machine().perf_s() - timing.began_s)
 
     def stop(self) -> None:
         """The node is stopping: end long waits, and work that nobody waits for."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from email.utils import formatdate
-from time import time
 from typing import Any, Final, Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -22,6 +21,7 @@ from uvicorn.server import ServerState
 from isthmus.config.settings import ListenSettings
 from isthmus.node.http.application import CONNECTION, PEER_NAMES
 from isthmus.node.http.responses import Headers, RequestRefused, refusal
+from isthmus.repl.machine import machine
 from isthmus.repl.security.tls import NodeName, names_of
 
 KEEP_ALIVE_S: Final = 75
@@ -86,7 +86,7 @@ class SharedState(ServerState):
 
         It never lags: an object written in this second has a Last-Modified that must not be later (RFC 9110, 8.8.2.1).
         """
-        now_s = int(time())
+        now_s = machine().wall_ns() // 1_000_000_000
         if now_s != self._date_s:
             self.set_date(now_s)
         return self._date_line

@@ -22,6 +22,7 @@ from isthmus.node.http.fast_connection import connection_factory
 from isthmus.node.http.outgoing_ports import outgoing_ports
 from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.clock import SystemTime
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.security.accepting import BACKLOG, Acceptor, PlainServer
 from isthmus.repl.security.tls_server import TlsServer
@@ -65,9 +66,9 @@ NO_TLS: Final[Mapping[str, ListenerTls]] = MappingProxyType({})
 def bind(key: str, address: Address) -> socket.socket:
     """Bind a listening socket. `key` is the setting, for the message. Raises LocalFault in one line."""
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = machine().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _, where = found[0]
-        sock = socket.socket(family, kind, proto)
+        sock = machine().socket(family, kind, proto)
     except (OSError, UnicodeError) as error:
         raise LocalFault(f"{key}: host {address.host!r} cannot be resolved: set an address of this machine") from error
     try:
@@ -103,7 +104,7 @@ def published(sock: socket.socket, address: Address, advertise: str) -> Address:
     name."""
     host = advertise
     if not host:
-        host = socket.gethostname() if address.host in ("0.0.0.0", "::", "") else address.host  # noqa: S104
+        host = machine().gethostname() if address.host in ("0.0.0.0", "::", "") else address.host  # noqa: S104
     return Address(host, sock.getsockname()[1])
 
 

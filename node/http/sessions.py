@@ -7,12 +7,11 @@ All of it is in this node's memory, so that a restart ends every session.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
-from time import monotonic
 from typing import Final, NamedTuple
 
 from isthmus.node.http.responses import Headers
+from isthmus.repl.machine import monotonic_s, random_text
 from isthmus.repl.security.tokens import digest_of
 
 CODE_LIFE_S: Final = 300.0
@@ -44,7 +43,7 @@ class _Grant(NamedTuple):
 class LoginSessions:
     """One-time codes and sessions of one listener. Secrets are kept as digests, as tokens are."""
 
-    def __init__(self, cookie: str, clock_s: Callable[[], float] = monotonic) -> None:
+    def __init__(self, cookie: str, clock_s: Callable[[], float] = monotonic_s) -> None:
         """`cookie`: the cookie's name. Browsers share cookies between the ports of a host, so it differs by node."""
         self.cookie = cookie.encode("ascii")
         self._clock_s = clock_s
@@ -100,7 +99,7 @@ class LoginSessions:
     def _grant(self, grants: dict[bytes, _Grant], limit: int, token: bytes, life_s: float) -> str:
         while len(grants) >= limit:
             del grants[next(iter(grants))]
-        secret = secrets.token_urlsafe(SECRET_BYTES)
+        secret = random_text(SECRET_BYTES)
         grants[_key(secret)] = _Grant(token, self._clock_s() + life_s)
         return secret
 

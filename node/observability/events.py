@@ -8,12 +8,12 @@ memory. Acts of operators are left out: the audit log has them, on disk. Events 
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from isthmus.node.observability.redaction import Redactor
+from isthmus.repl.machine import machine, one_per_process
 
 EVENTS_MAX: Final = 2_000
 """Events that are kept: hours of a quiet cluster, and the whole story of a bad one; at most 1 MB."""
@@ -79,7 +79,7 @@ class RecentEvents:
     def __init__(self, limit_count: int = EVENTS_MAX) -> None:
         self._events: deque[RecentEvent] = deque(maxlen=limit_count)
         self._numbers = itertools.count(1)
-        self.began_ms = time.time_ns() // 1_000_000
+        self.began_ms = machine().wall_ns() // 1_000_000
         """Begin of the process: with it the number of an event is unique over restarts."""
 
     def keep(self, _logger: Any, method: str, event: Any) -> Any:
@@ -87,7 +87,7 @@ class RecentEvents:
         name = str(event.get("event", ""))
         kind = KINDS.get(name.partition(".")[0])
         if kind is not None and method != "debug" and not _is_quiet(name, event):
-            at_ms = time.time_ns() // 1_000_000
+            at_ms = machine().wall_ns() // 1_000_000
             self._events.append(RecentEvent(next(self._numbers), at_ms, kind, name, method, _text(event)))
         return event
 
@@ -111,5 +111,5 @@ def _text(event: Mapping[str, Any]) -> str:
         return f"(fields that cannot be shown: {type(error).__name__})"
 
 
-recent: Final = RecentEvents()
+recent: Final = one_per_process(RecentEvents)
 """This process's events."""

@@ -15,9 +15,6 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from threading import Lock
-from time import monotonic
 from types import TracebackType
 from typing import Any, Final, TextIO
 
@@ -26,6 +23,7 @@ import structlog
 from isthmus.config.settings import LogSettings
 from isthmus.node.observability.events import recent
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.machine import MemoryLock, monotonic_s, one_per_process, utc_now
 from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
@@ -75,7 +73,7 @@ class LineSink:
     """Writes whole lines to standard error, from any thread; never raises. Keeps the last ones."""
 
     def __init__(self, last_bytes: int = LAST_BYTES_MAX) -> None:
-        self._lock = Lock()
+        self._lock = MemoryLock()
         self.failures = 0
         self.suppressed = 0
         """Lines that RepeatLimit held back."""
@@ -111,7 +109,7 @@ class LineSink:
         yield "isthmus_log_lines_replaced_total", {}, self.replaced
 
 
-lines: Final = LineSink()
+lines: Final = one_per_process(LineSink)
 """This process's log."""
 
 
@@ -132,10 +130,10 @@ class RepeatLimit:
     Debug events pass: who turns them on wants them all.
     """
 
-    def __init__(self, sink: LineSink, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, sink: LineSink, clock: Callable[[], float] = monotonic_s) -> None:
         self._sink = sink
-        self._subjects = LogLimit(clock, BURST_SUBJECT)
-        self._events = LogLimit(clock, BURST_EVENT)
+        self._subjects = one_per_process(lambda: LogLimit(clock, BURST_SUBJECT))
+        self._events = one_per_process(lambda: LogLimit(clock, BURST_EVENT))
 
     def __call__(self, _logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         """See structlog's processors. Raises DropEvent."""
@@ -153,7 +151,7 @@ class RepeatLimit:
         return event
 
 
-_counting: Final = Lock()
+_counting: Final = MemoryLock()
 
 
 class LogChain:
@@ -165,7 +163,7 @@ class LogChain:
         self._steps = steps
         self._sink = sink
         self._node = node
-        self._limit = LogLimit(burst=BURST_SUBJECT)
+        self._limit = one_per_process(lambda: LogLimit(burst=BURST_SUBJECT))
         """Of short lines, which no other step limits."""
 
     def __call__(self, logger: Any, method: str, event: structlog.typing.EventDict) -> str:
@@ -195,7 +193,7 @@ class LogChain:
         if suppressed is None:
             raise structlog.DropEvent
         told = {"event": event, "of": of, "why": why, "begin": begin, "suppressed": suppressed}
-        told |= {"level": level, "node": self._node, "timestamp": datetime.now(UTC).isoformat()}
+        told |= {"level": level, "node": self._node, "timestamp": utc_now().isoformat()}
         return json.dumps({name: value for name, value in told.items() if value})
 
 
@@ -206,9 +204,9 @@ def _name_of(step: Callable[..., Any]) -> str:
 class LibraryLines(logging.Handler):
     """Logs the messages of libraries as events (`library.message`), each message of a logger once in an interval."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         super().__init__()
-        self._limit = LogLimit(clock)
+        self._limit = one_per_process(lambda: LogLimit(clock))
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler. Never raises."""
@@ -237,7 +235,7 @@ class PythonLines:
     """Logs what the interpreter would print: warnings, and exceptions that nothing caught, of any thread."""
 
     def __init__(self) -> None:
-        self._limit = LogLimit()
+        self._limit = one_per_process(LogLimit)
 
     def install(self) -> None:
         """Replace the interpreter's hooks."""
@@ -293,6 +291,15 @@ class PythonLines:
             )
 
 
+class _Names:
+    """Which node a process runs."""
+
+    node = ""
+
+
+names: Final = one_per_process(_Names)
+
+
 def is_json(settings: LogSettings) -> bool:
     """Whether lines are JSON."""
     return settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
@@ -304,15 +311,24 @@ def configure(settings: LogSettings, node: str) -> None:
 
     def named(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         """`node` is the node that writes, in events of all threads; another node is `peer`."""
-        event["node"] = node
+        event["node"] = names.node
         return event
 
+    def stamped(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event["timestamp"] = utc_now().isoformat().replace("+00:00", "Z")
+        return event
+
+    def kept(logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        found: structlog.typing.EventDict = recent.keep(logger, method, event)
+        return found
+
+    names.node = node
     steps: list[Any] = [
         RepeatLimit(lines),
         named,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        recent.keep,
+        stamped,
+        kept,
         structlog.processors.format_exc_info,
     ]
     renderer: Any = structlog.processors.JSONRenderer() if is_json(settings) else structlog.dev.ConsoleRenderer()

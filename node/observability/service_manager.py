@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import MutableMapping
 from typing import Final
+
+from isthmus.repl.machine import machine
 
 NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
 WATCHDOG_USEC: Final = "WATCHDOG_USEC"
@@ -30,7 +31,7 @@ class ServiceManager:
         watchdog_us = environment.pop(WATCHDOG_USEC, "")
         watchdog_pid = environment.pop(WATCHDOG_PID, "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        own = not watchdog_pid or watchdog_pid == str(os.getpid() if pid is None else pid)
+        own = not watchdog_pid or watchdog_pid == str(machine().pid() if pid is None else pid)
         self.watchdog_interval_s = (
             int(watchdog_us) / 2_000_000 if self._address and own and watchdog_us.isdigit() else 0.0
         )
@@ -46,7 +47,7 @@ class ServiceManager:
 
     def reloading(self) -> None:
         """A reload begins; it ends with `ready`."""
-        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1_000}")
+        self._send("RELOADING=1", f"MONOTONIC_USEC={int(machine().monotonic_s() * 1e6)}")
 
     def stopping(self, reason: str) -> None:
         """A graceful stop begins."""
@@ -60,7 +61,7 @@ class ServiceManager:
         if not self._address:
             return
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as datagrams:
+            with machine().socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as datagrams:
                 datagrams.setblocking(False)
                 datagrams.sendto("\n".join(lines).encode(), self._address)
         except OSError:

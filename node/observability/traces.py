@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from isthmus.config.settings import TracesSettings
 from isthmus.node.observability.version import program_version
 from isthmus.repl.extras import check_packages
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.watched_files import check_private, encoding_fault
 from isthmus.repl.telemetry import Family, Sample
@@ -138,11 +137,10 @@ class SpanQueue:
         self._limit_count = limit_count
         self._success = success
         self._waiting: deque[ReadableSpan] = deque()
-        self._wake = threading.Event()
+        self._wake = machine().event()
         self._stop_at_s: float | None = None
         self.counts = dict.fromkeys(("exported", "failed", "dropped"), 0)
-        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
-        self._thread.start()
+        self._thread = machine().thread(self._run, "traces")
 
     @property
     def waiting_count(self) -> int:
@@ -160,7 +158,7 @@ class SpanQueue:
 
     def stop(self, timeout_s: float) -> None:
         """Export what waits, within `timeout_s`; drop and count the rest. Blocks."""
-        self._stop_at_s = time.monotonic() + timeout_s
+        self._stop_at_s = machine().monotonic_s() + timeout_s
         self._wake.set()
         self._thread.join(timeout_s)
         self._exporter.shutdown()  # ends a request that runs
@@ -173,7 +171,7 @@ class SpanQueue:
             self._wake.wait(EXPORT_EVERY_S)
             self._wake.clear()
             while self._waiting:
-                if self._stop_at_s is not None and time.monotonic() >= self._stop_at_s:
+                if self._stop_at_s is not None and machine().monotonic_s() >= self._stop_at_s:
                     return
                 batch = [self._waiting.popleft() for _ in range(min(BATCH_COUNT, len(self._waiting)))]
                 try:

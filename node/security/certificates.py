@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from isthmus.config.validation import check_host
+from isthmus.repl.machine import machine, utc_now
 from isthmus.repl.model.errors import BadConfig, BadInput
 from isthmus.repl.security.tls import SCHEME, NodeName
 
@@ -66,7 +67,7 @@ def check_own(path: Path, authorities: Sequence[Path], name: NodeName) -> None:
     if name.uri() not in names:
         shown = ", ".join(names[:4]) or "no node"
         raise BadConfig(f"{path}: must name this node, {name.uri()}, among its alternative names; it names {shown}")
-    now = datetime.now(UTC)
+    now = utc_now()
     if now > own.not_valid_after_utc:
         raise BadConfig(f"{path}: has expired on {own.not_valid_after_utc:%Y-%m-%d %H:%M}Z")
     if now < own.not_valid_before_utc:
@@ -153,7 +154,7 @@ def read_pair(certificate: Path, key: Path) -> Pair:
 def write_file(path: Path, content: bytes, mode: int) -> None:
     """Replace a file in one step, with its content synced. It never has other permissions than `mode`, and a failure
     leaves no part of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{machine().pid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -169,7 +170,7 @@ def write_file(path: Path, content: bytes, mode: int) -> None:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
+    now = utc_now()
     end = now + timedelta(days=days)
     public = key.public_key()
     return (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +24,7 @@ from isthmus.node.http.sessions import LoginSessions
 from isthmus.node.observability.traces import read_headers
 from isthmus.node.security import certificates
 from isthmus.repl.http.client import PeerCredentials
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.tls import LinkTls, NodeName, TlsFiles, client_contexts, server_contexts
 from isthmus.repl.security.tokens import read_digests, read_token, watched_token
@@ -163,7 +163,7 @@ class NodeCredentials:
 
     def _expiring(self, within_s: float) -> list[str]:
         """A sentence for each certificate that expires within this time, or has expired."""
-        now_s = time.time()
+        now_s = machine().wall_ns() / 1e9
         found = []
         for key, watched in self._expiries.items():
             at_s = watched.current() / 1000

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from random import SystemRandom
 from typing import Final, NamedTuple
 
 from isthmus.aae.folds.fold_rpc import FoldRouter
@@ -87,6 +86,7 @@ from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.log import FileLog
@@ -478,7 +478,7 @@ class NodeServices:
         self.runtime.listeners.add(changes)
         self.queues.traces = changes
         watch = LeaderWatch(self.settings.node.name, changes, self.coordinator.routes, self.links)
-        writes = WriteTraces(self.settings.traces, tracer, watch, SystemRandom())
+        writes = WriteTraces(self.settings.traces, tracer, watch, machine().random())
         return NodeTraces(tracer, changes, watch, writes, SinkTraces(tracer, watch))
 
     def _build_folding(self) -> FoldRouter:

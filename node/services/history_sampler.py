@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -31,6 +30,7 @@ from isthmus.node.services.history_series import (
     worst_value,
 )
 from isthmus.queues.service import QueueService
+from isthmus.repl.machine import machine
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.metrics import led_records, oldest_waits_ms, replog_sizes, under_replicated, worst_isr
@@ -156,7 +156,7 @@ class ProcessSource:
 
     def readings(self) -> Iterator[Reading]:
         """See HistorySource."""
-        yield COLUMNS["process.cpu_percent"], ALL_TYPES, 100 * time.process_time()
+        yield COLUMNS["process.cpu_percent"], ALL_TYPES, 100 * machine().process_cpu_s()
         resident = Path("/proc/self/statm").read_text().split()[1]
         yield COLUMNS["process.rss_bytes"], ALL_TYPES, int(resident) * self._page_bytes
         stats = self._replog.stats()
@@ -337,15 +337,15 @@ class HistorySampler:
         """Read all sources, and add what they say to the history. A source that fails is logged and left out."""
         readings: list[Reading] = []
         for source in self._sources:
-            began_s = time.perf_counter()
+            began_s = machine().perf_s()
             try:
                 for reading in source.readings():
                     if reading is not None:
                         readings.append(reading)
                         continue
-                    self._spent_s += time.perf_counter() - began_s
+                    self._spent_s += machine().perf_s() - began_s
                     await asyncio.sleep(0)
-                    began_s = time.perf_counter()
+                    began_s = machine().perf_s()
             except Exception as error:
                 if source not in self._failing:
                     name = type(source).__name__
@@ -356,11 +356,11 @@ class HistorySampler:
                     self._failing.add(source)
             else:
                 self._failing.discard(source)
-            self._spent_s += time.perf_counter() - began_s
+            self._spent_s += machine().perf_s() - began_s
             await asyncio.sleep(0)
-        began_s = time.perf_counter()
+        began_s = machine().perf_s()
         self._history.add(readings, self._time.now_ms(), self._time.wall_ms())
-        self._spent_s += time.perf_counter() - began_s
+        self._spent_s += machine().perf_s() - began_s
         self._samples += 1
 
     def samples(self) -> Iterator[Sample]:

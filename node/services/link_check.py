@@ -8,12 +8,12 @@ be checked, and the remedy.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from isthmus.repl.http.client import HttpPeer, HttpRefused, PeerCredentials
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import CodecError, IsthmusError
 from isthmus.repl.property_digests import ScopeDigests, differences, differences_shown, types_of
 from isthmus.sink import discovery
@@ -60,12 +60,12 @@ class Here(NamedTuple):
 def look(url: str, queue: str, access: PeerCredentials, wall_ms: Callable[[], int]) -> LinkCheckResult:
     """Send the two requests to the peer at `url`. Blocks for at most twice TIMEOUT_MS."""
     peer = HttpPeer(url, 1, access)
-    began_s = time.monotonic()
+    began_s = machine().monotonic_s()
     try:
         nodes: discovery.PeerNodes | IsthmusError = discovery.ask(peer)
     except IsthmusError as error:
         nodes = error
-    took_ms = int((time.monotonic() - began_s) * 1000)
+    took_ms = int((machine().monotonic_s() - began_s) * 1000)
     try:
         if isinstance(nodes, IsthmusError) and not isinstance(nodes, HttpRefused):
             return LinkCheckResult(nodes, nodes, took_ms)

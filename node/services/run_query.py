@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,6 +16,7 @@ import msgspec
 
 from isthmus.aae.run_listing import RunKind, list_runs, show_run
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.ports import TimeSource
 
@@ -140,7 +140,7 @@ def in_daemon_thread(call: Callable[[], R]) -> asyncio.Future[R]:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(finish, found, error)
 
-    threading.Thread(target=work, name="runs", daemon=True).start()
+    machine().thread(work, "runs")
     return future
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from isthmus.config.settings import MB, Settings
@@ -49,11 +48,6 @@ def entry_limit_bytes(settings: Settings) -> int:
 def message_limit_bytes(settings: Settings) -> int:
     """The longest message between nodes: the longest entry, or a forwarded batch of a client."""
     return max(entry_limit_bytes(settings), settings.limits.batch_bytes) + HEAD_BYTES
-
-
-def boot_id() -> str:
-    """The kernel's id of this boot; after another boot unsynced data may be gone."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def default_type_of(settings: Settings) -> DefaultType:

@@ -13,17 +13,22 @@ import io
 import json
 import socket
 import ssl
-import threading
 import weakref
 from collections.abc import Callable, Iterator
-from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    LocationParseError,
+    NameResolutionError,
+    NewConnectionError,
+)
 
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.security.tls import SCHEME, TlsFiles, client_contexts, names_of, shown_names, tls_failure
 
@@ -261,14 +266,14 @@ class HttpPeer:
         declared = response.headers.get("Content-Length", "")
         if declared.isdecimal() and int(declared) > limit_bytes:
             raise PeerFault(f"{self.url}: an answer of {declared} bytes, at most {limit_bytes} are taken")
-        began_s, size = monotonic(), 0
+        began_s, size = machine().monotonic_s(), 0
         pieces: list[bytes] = []
         while piece := response.raw.read1(READ_BYTES, decode_content=False):
             pieces.append(piece)
             size += len(piece)
             if size > limit_bytes:
                 raise PeerFault(f"{self.url}: an answer of more than {limit_bytes} bytes")
-            taken_s = monotonic() - began_s
+            taken_s = machine().monotonic_s() - began_s
             if taken_s > timeout_s and size < taken_s * RATE_MIN_BYTES:
                 raise PeerFault(f"{self.url}: an answer that trickles: {size} bytes in {taken_s:.0f} s")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -289,7 +294,7 @@ class _AbortableAdapter(_Adapter):
 
     def __init__(self, connections: int, access: PeerCredentials) -> None:
         super().__init__(connections, access)
-        self._lock = threading.Lock()
+        self._lock = machine().lock()
         self._opened: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
         self._aborted = False
 
@@ -311,8 +316,10 @@ class _AbortableAdapter(_Adapter):
         for sock in sockets:
             if sock is not None:
                 with contextlib.suppress(OSError):
-                    # Not the TLS socket's own shutdown(): it drops the TLS state, and the next read gets a ValueError.
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+                    if isinstance(sock, ssl.SSLSocket):  # its own drops the TLS state: the next read gets a ValueError
+                        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+                    else:
+                        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Answer(http.client.HTTPResponse):
@@ -351,7 +358,7 @@ class _PacedReader(io.RawIOBase):
         count = self._raw.readinto(into)
         if self.timeout_s is None or not count:
             return count
-        now_s = monotonic()
+        now_s = machine().monotonic_s()
         if self._since_s is None:
             self._since_s = now_s
         self._size += count
@@ -374,6 +381,24 @@ def _reporting(base: Any, adapter: _Adapter) -> type[HTTPConnection]:
             adapter.prepare(self)
             super().connect()
             adapter.opened(self)
+
+        def _new_conn(self) -> socket.socket:
+            """As urllib3's, with its errors, but the machine opens the connection."""
+            host: str = self._dns_host
+            try:
+                sock = machine().create_connection((host.strip("[]"), self.port), self.timeout)
+                for option in self.socket_options or ():
+                    sock.setsockopt(*option)
+            except UnicodeError:
+                raise LocationParseError(f"{host!r}, label empty or too long") from None
+            except socket.gaierror as error:
+                raise NameResolutionError(self.host, self, error) from error
+            except TimeoutError as error:
+                said = f"Connection to {self.host} timed out. (connect timeout={self.timeout})"
+                raise ConnectTimeoutError(self, said) from error
+            except OSError as error:
+                raise NewConnectionError(self, f"Failed to establish a new connection: {error}") from error
+            return sock
 
     return ReportingConnection
 

@@ -6,12 +6,12 @@ above all ids that are known (docs/protocol.md R-GEN, R-DOT).
 
 from __future__ import annotations
 
-import secrets
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
+from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import Document, decode_json
 from isthmus.repl.model.vclock import INCARNATION_MAX
@@ -27,7 +27,7 @@ type), and far below the highest id, 2^32 - 1 for partitions."""
 
 def new_incarnation() -> int:
     """An incarnation that no partition ever had (R-ACTOR). It is random: a counter may be what was lost."""
-    return 1 + secrets.randbelow(INCARNATION_MAX)
+    return 1 + machine().random().randrange(INCARNATION_MAX)
 
 
 class StoredCounter(NamedTuple):

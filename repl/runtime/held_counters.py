@@ -9,13 +9,13 @@ invents one.
 from __future__ import annotations
 
 import asyncio
-import time as clock
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
 import structlog
 
+from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import KEY_ROW_VERSION, decode_key_row
 from isthmus.repl.model.errors import CodecError, IsthmusError
 from isthmus.repl.model.keys import SEGMENT_COUNT
@@ -105,7 +105,7 @@ class HeldCounters:
         loop = asyncio.get_running_loop()
         for partition in sorted(self._store.applied_offsets()):
             for first in range(0, SEGMENT_COUNT, PASS_SEGMENTS):
-                began = clock.monotonic()
+                began = machine().monotonic_s()
                 try:
                     found = await loop.run_in_executor(self._pool, self._read, partition, first)
                 except IsthmusError as error:
@@ -116,7 +116,7 @@ class HeldCounters:
                     unforeseen.exception("held_counters.pass_bug", bug, partition=partition, segment=first)
                     continue
                 self._take(found)
-                await asyncio.sleep((clock.monotonic() - began) * PASS_SHARE)
+                await asyncio.sleep((machine().monotonic_s() - began) * PASS_SHARE)
         self.passes += 1
 
     def _read(self, partition: int, first: int) -> dict[bytes, int]:

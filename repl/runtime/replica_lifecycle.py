@@ -20,7 +20,6 @@ Only a record can remove a copy, never a message.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -34,6 +33,7 @@ from isthmus.repl.isr.epochs import epoch_at
 from isthmus.repl.isr.replica import Replica
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.isr.succession import successors
+from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import IsthmusError, LocalFault
 from isthmus.repl.model.record import PartitionRecord
@@ -89,7 +89,7 @@ class ReplicaOpener:
         """This process's session with the metastore; None without one."""
         self.records: Mapping[int, PartitionRecord] = {}
         """The newest records that were read."""
-        self._nonce_base = random.SystemRandom().getrandbits(NONCE_BITS)
+        self._nonce_base = machine().random().getrandbits(NONCE_BITS)
         self._opening: dict[int, PartitionRecord] = {}
         """Records of the copies that are being opened."""
         self._task: asyncio.Task[None] | None = None

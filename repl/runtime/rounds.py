@@ -7,7 +7,8 @@ a group grows with the load, and costs the same however many objects it has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic
+
+from isthmus.repl.machine import monotonic_s
 
 
 class Rounds:
@@ -15,7 +16,7 @@ class Rounds:
 
     __slots__ = ("_began_s", "_waiting", "clock", "ended_s", "lasted_s", "open")
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         """`clock`: monotonic, in seconds."""
         self.clock = clock
         self.open = False

@@ -13,7 +13,6 @@ requests. Clocks and clients' answers are `repl.coordinator`'s.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, assert_never
 
@@ -24,6 +23,7 @@ from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.isr.replica_state import ReplicaOptions
+from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
@@ -131,7 +131,7 @@ class Runtime:
             self,
             self._loop,
             self.rounds,
-            secrets.randbits(62),
+            machine().random().getrandbits(62),
         )
         self._receiver = ReplicationReceiver(
             self.partitions, replog, self._storage, self._disk_full, self._streams, self

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Final, Generic, TypeVar
 
+from isthmus.repl.machine import machine, monotonic_s
 from isthmus.repl.model.errors import BadConfig
 
 T = TypeVar("T")
@@ -51,14 +50,16 @@ class ReloadingFile(Generic[T]):
     The constructor raises `load`'s BadConfig; later failures are logged once each, and the old value stays in force.
     After a failure each check loads again, since `load` may depend on more than `files`: other files, the time."""
 
-    def __init__(self, files: tuple[Path, ...], load: Callable[[], T], clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, files: tuple[Path, ...], load: Callable[[], T], clock: Callable[[], float] = monotonic_s
+    ) -> None:
         self.files = files
         self.failures = 0
         self.reloads = 0
         self.why = ""
         self._load = load
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = machine().lock()
         self._stamps = self._look()
         self._value = load()
         self._check_s = clock() + RECHECK_S

@@ -14,9 +14,9 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
-from time import monotonic
 from typing import Any, Final, Protocol, cast
 
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.security.tls import FIRST_BYTE, shown_address, shown_certificate, tls_failure, wrong_certificate
 from isthmus.repl.transport.frames import (
@@ -307,7 +307,7 @@ class PeerConnection(asyncio.Protocol):
                 self._put_urgent(FrameKind.PONG, bytes(frame.body))
             case FrameKind.PONG if self.dialled and len(frame.body) in (0, _TOKEN.size):
                 if frame.body:
-                    self.round_trip_s = max(0.0, monotonic() - _TOKEN.unpack(frame.body)[0])
+                    self.round_trip_s = max(0.0, machine().monotonic_s() - _TOKEN.unpack(frame.body)[0])
             case _:
                 raise FrameFault("unexpected", f"a {frame.kind.name} of {len(frame.body)} bytes that belongs not here")
 
@@ -392,7 +392,7 @@ class PeerConnection(asyncio.Protocol):
         elif self._reader.waited_ms(elapsed_ms) >= FRAME_TIMEOUT_MS:
             self.fail("frame-timeout", f"a frame that has begun did not end within {FRAME_TIMEOUT_MS} ms")
         elif self.dialled and not heard:
-            self._put_urgent(FrameKind.PING, _TOKEN.pack(monotonic()))
+            self._put_urgent(FrameKind.PING, _TOKEN.pack(machine().monotonic_s()))
         elif not self.dialled and heard and not wrote:
             # A ping may stand behind megabytes on a slow way here: that they come is said without being asked.
             self._put_urgent(FrameKind.PONG, b"")

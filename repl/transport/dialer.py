@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from isthmus.repl.machine import machine
 from isthmus.repl.security.tls import SHUTDOWN_TIMEOUT_S, tls_failure
 from isthmus.repl.transport.connection import ConnectionOwner, PeerConnection
 from isthmus.repl.unforeseen import unforeseen
@@ -148,7 +149,7 @@ class Dialler:
             async with asyncio.timeout(self._timeout_s):
                 found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 for family, kind, protocol, _, address in found[:ADDRESSES_MAX]:
-                    with socket.socket(family, kind, protocol) as probe:
+                    with machine().socket(family, kind, protocol) as probe:
                         probe.setblocking(False)
                         try:
                             await loop.sock_connect(probe, address)

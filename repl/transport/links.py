@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Collection, Mapping
-from random import Random
 from typing import Any, Final
 
 import structlog
 
 from isthmus.repl.isr.messages import StaleEpoch
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.security.accepting import Acceptor, PlainServer
 from isthmus.repl.security.tls import LinkTls, expires_s
@@ -128,7 +128,7 @@ class ClusterLinks:
         self._direct = direct
         self._tls = tls
         self._encoder = Encoder()
-        self._random = Random()  # noqa: S311 - jitter
+        self._random = machine().random()
         self._diallers: dict[str, tuple[Dialler, asyncio.Task[None]]] = {}
         self._dialled: dict[str, PeerConnection] = {}
         self._accepted: dict[str, PeerConnection] = {}

@@ -19,6 +19,7 @@ from isthmus.node.http.listener import HELP, Listener, Listeners, bind
 from isthmus.node.http.outgoing_ports import outgoing_ports
 from isthmus.queues.source_queue import Session
 from isthmus.queues.wire import FetchRequest, encode_request
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import LocalFault
 from tests.support.waiting import PATIENCE_S
 
@@ -399,7 +400,7 @@ def test_the_date_of_an_answer_is_the_second_in_which_it_is_sent(monkeypatch):
     held = state.default_headers
     state.set_date(1_700_000_000)
     assert held == [(b"date", b"Tue, 14 Nov 2023 22:13:20 GMT")]
-    monkeypatch.setattr(connection, "time", lambda: 1_700_000_001.2)
+    monkeypatch.setattr(machine(), "wall_ns", lambda: 1_700_000_001_200_000_000)
     assert state.date_line() == b"date: Tue, 14 Nov 2023 22:13:21 GMT\r\n"
     assert held == [(b"date", b"Tue, 14 Nov 2023 22:13:21 GMT")]
 

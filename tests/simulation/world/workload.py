@@ -99,7 +99,7 @@ def note_rules(history: History, cluster: WorldCluster) -> None:
         rules.note(effective(settings.values(PropertyScope(name, BUCKET.encode()))))
 
 
-def _noted(history: History, cluster: WorldCluster, path: str, _parent: str) -> None:
+def _noted(history: History, cluster: WorldCluster, path: str, _parent: str, _before: object) -> None:
     if path == properties_path(cluster):
         note_rules(history, cluster)
 

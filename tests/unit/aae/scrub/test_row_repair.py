@@ -15,6 +15,7 @@ import pytest
 from isthmus.aae.scrub import row_repair
 from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.aae.trees.tree_builder import row_leaf
+from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, decode_key_row, encode_key_row, leaf, make_entry
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import key_hash, segment_of
@@ -306,7 +307,7 @@ async def test_the_scan_for_unreadable_rows_yields_between_pages(
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
     rests: list[float] = []
     monkeypatch.setattr(row_repair, "UNREADABLE_ROWS", 5)
-    monkeypatch.setattr("isthmus.aae.scrub.row_repair.clock.sleep", rests.append)
+    monkeypatch.setattr(machine(), "sleep", rests.append)
     assert await mine.mending.unreadable_segments(PARTITION, 10) == [SEGMENT]
     pages = len(KEYS) // 5
     assert len(rests) == pages + 1 + pages  # pages of change rows, with the read after the last one, and of key rows

@@ -30,6 +30,7 @@ from isthmus.aae.row_stream.wire import (
     SkippedTo,
     Tail,
 )
+from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, make_entry
 from isthmus.repl.model.entry import encode_key_row as row_of
 from isthmus.repl.model.errors import BadInput, CodecError, NotLeader, NotReady, Overloaded
@@ -254,7 +255,7 @@ async def test_a_plan_does_not_wait_for_the_frames_of_streams(
     data could not be read."""
     rested = threading.Event()
     monkeypatch.setattr("isthmus.aae.row_stream.streams.TreeThrottle.rest_s", lambda *_: 0.2)
-    monkeypatch.setattr("isthmus.aae.row_stream.streams.sleep", lambda _: rested.wait(30))
+    monkeypatch.setattr(machine(), "sleep", lambda _: rested.wait(30))
 
     streams = streams_of(store)
     opened = [await streams.rows(asked()) for _ in range(8)]

@@ -14,8 +14,8 @@ from isthmus.config.warnings import warnings_of
 from isthmus.node.cli import main as cli
 from isthmus.node.local import dev_certificates
 from isthmus.node.security import certificates
-from isthmus.node.security import credentials as credentials_module
 from isthmus.node.security.credentials import NodeCredentials, file_faults
+from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.tls import NodeName
 from tests.support.tls_files import CertificateFolder, filled
@@ -114,7 +114,8 @@ def test_a_certificate_that_has_expired_or_is_about_to_is_urgent(
     now_s = time.time()
     found = []
     for later_days in (0, 1.5, 4):
-        monkeypatch.setattr(credentials_module.time, "time", lambda later_days=later_days: now_s + later_days * 86_400)
+        at_ns = int((now_s + later_days * 86_400) * 1e9)
+        monkeypatch.setattr(machine(), "wall_ns", lambda at_ns=at_ns: at_ns)
         assert set(locks.urgent()) <= set(locks.problems())
         found.append([each for each in locks.urgent() if each.startswith("tls.certificate of node a")])
     assert found[0] == []
