@@ -92,7 +92,7 @@ async def _restored(doing: Doing, node: WorldNode, backup: Path) -> None:
     doing.tell(f"restored {node.name} from {backup.name}")
 
 
-@step(StepKind.ACT, weight=3, covers=("backup create",))
+@step(StepKind.ACT, weight=9, covers=("backup create",))
 async def backup_create(doing: Doing) -> None:
     """Of a node that runs, or not."""
     node = doing.node()
@@ -100,7 +100,7 @@ async def backup_create(doing: Doing) -> None:
         await _backed_up(doing, node)
 
 
-@step(StepKind.ACT, weight=1, covers=("backup restore",))
+@step(StepKind.ACT, weight=3, covers=("backup restore",))
 async def backup_restore_node(doing: Doing) -> None:
     """A node is stopped, and goes on with a backup of itself beside the others, from whom it catches up. Where it was
     needed, its partitions wait for an operator."""

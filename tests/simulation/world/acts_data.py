@@ -55,7 +55,7 @@ async def _pages(doing: Doing, cluster: WorldCluster, numbers: list[int], body: 
                 break
 
 
-@step(StepKind.ACT, weight=2, covers=(FOLD,))
+@step(StepKind.ACT, weight=6, covers=(FOLD,))
 async def fold_repl_keys(doing: Doing) -> None:
     """References to all keys go into a queue."""
     await _fold(doing, "repl-keys")
@@ -67,25 +67,25 @@ async def fold_erase_keys(doing: Doing) -> None:
     await _fold(doing, "erase-keys")
 
 
-@step(StepKind.ACT, weight=1, covers=(FOLD,))
+@step(StepKind.ACT, weight=3, covers=(FOLD,))
 async def fold_reap_tombs(doing: Doing) -> None:
     """All tombstones are reaped that may be."""
     await _fold(doing, "reap-tombs")
 
 
-@step(StepKind.ACT, weight=1, covers=(FOLD,))
+@step(StepKind.ACT, weight=3, covers=(FOLD,))
 async def fold_repair_keys(doing: Doing) -> None:
     """Keys whose rows differ from each other are mended."""
     await _fold(doing, "repair-keys")
 
 
-@step(StepKind.ACT, weight=1, covers=(FOLD,))
+@step(StepKind.ACT, weight=3, covers=(FOLD,))
 async def fold_reads(doing: Doing) -> None:
     """A fold that changes nothing."""
     await _fold(doing, doing.chance.choice(["find-keys", "find-tombs", "object-stats", "list-buckets"]), acts=False)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/reaps",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/reaps",))
 async def kv_reap(doing: Doing) -> None:
     """One key."""
     kind, key = doing.chance.choice(kinds(doing)), f"k{doing.chance.randrange(6)}"

@@ -21,7 +21,7 @@ def checker(doing: Doing) -> tuple[WorldCluster, str]:
     return cluster, doing.chance.choice(receivers(doing, cluster))
 
 
-@step(StepKind.ACT, weight=4, covers=("POST /admin/fullsync/run",))
+@step(StepKind.ACT, weight=12, covers=("POST /admin/fullsync/run",))
 async def fullsync_run(doing: Doing) -> None:
     """A check now, on some node."""
     cluster, name = checker(doing)
@@ -30,7 +30,7 @@ async def fullsync_run(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/run", kind=kind, peer=peer, node=node, allowed={"bad-input"})
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/fullsync/suspend",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/fullsync/suspend",))
 async def fullsync_suspend(doing: Doing) -> None:
     """One or all, on a node or on all."""
     cluster, name = checker(doing)
@@ -43,7 +43,7 @@ async def fullsync_suspend(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/suspend", peer=peer, node=node_or_all(doing, cluster))
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/fullsync/resume",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/fullsync/resume",))
 async def fullsync_resume(doing: Doing) -> None:
     """Ends suspensions, if there are any."""
     cluster, name = checker(doing)
@@ -51,7 +51,7 @@ async def fullsync_resume(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/resume", peer=peer, node=node, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/fullsync/set",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/fullsync/set",))
 async def fullsync_set(doing: Doing) -> None:
     """Schedules and limits."""
     cluster, name = checker(doing)
@@ -74,7 +74,7 @@ async def fullsync_set(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/set", peer=name, node=node, **body, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/peers/add",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/peers/add",))
 async def fullsync_add_peer(doing: Doing) -> None:
     """One more comparison with the same cluster."""
     cluster, name = checker(doing)
@@ -90,7 +90,7 @@ async def fullsync_add_peer(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/peers/add", peer=extra, node=node, values=values, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/peers/remove",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/peers/remove",))
 async def fullsync_remove_peer(doing: Doing) -> None:
     """One of the file, which comes back when all is healed."""
     cluster, name = checker(doing)
@@ -104,7 +104,7 @@ async def fullsync_remove_peer(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/peers/remove", peer=name, node=node, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/set-range",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/set-range",))
 async def fullsync_set_range(doing: Doing) -> None:
     """The range of the next check of this kind."""
     cluster, name = checker(doing)
@@ -115,7 +115,7 @@ async def fullsync_set_range(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/set-range", peer=peer, node=node, **span, **bucket, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/clear-range",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/clear-range",))
 async def fullsync_clear_range(doing: Doing) -> None:
     """No range."""
     cluster, name = checker(doing)
@@ -123,7 +123,7 @@ async def fullsync_clear_range(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/clear-range", peer=peer, node=node, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/suppress-auto",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/suppress-auto",))
 async def fullsync_suppress_auto(doing: Doing) -> None:
     """The next checks of kind auto are left out; taken back when all is healed."""
     cluster, name = checker(doing)
@@ -138,7 +138,7 @@ async def fullsync_suppress_auto(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/suppress-auto", peer=peer, node=node, count=count, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/trees/rebuild",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/trees/rebuild",))
 async def trees_rebuild(doing: Doing) -> None:
     """The trees of a node, all or of one partition."""
     cluster = doing.cluster()

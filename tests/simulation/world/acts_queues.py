@@ -47,7 +47,7 @@ def _path(queue: str, act_: str) -> str:
     return f"/admin/queues/{queue}/{act_}"
 
 
-@step(StepKind.ACT, weight=4, covers=("POST /admin/queues/{queue}/suspend",))
+@step(StepKind.ACT, weight=12, covers=("POST /admin/queues/{queue}/suspend",))
 async def queue_suspend(doing: Doing) -> None:
     """Serving or publishing of a queue, on a node or on all."""
     cluster, queue = queue_of(doing)
@@ -64,7 +64,7 @@ def _resumed_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     doing.undo_later(f"suspensions of queue {queue} of {cluster.name}", resume)
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/queues/{queue}/resume",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/queues/{queue}/resume",))
 async def queue_resume(doing: Doing) -> None:
     """Ends suspensions, if there are any."""
     cluster, queue = queue_of(doing)
@@ -74,7 +74,7 @@ async def queue_resume(doing: Doing) -> None:
     await act(doing, cluster, _path(queue, "resume"), what=what, node=node, allowed=allowed)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/register",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/register",))
 async def queue_register(doing: Doing) -> None:
     """A queue more, which nobody fetches unless a sink is given it."""
     cluster, _ = queue_of(doing)
@@ -134,7 +134,7 @@ def _registered_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     doing.undo_later(f"delisted queue {queue} of {cluster.name}", register)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/clear",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/clear",))
 async def queue_clear(doing: Doing) -> None:
     """What waits becomes a gap."""
     cluster, queue = queue_of(doing)
@@ -142,7 +142,7 @@ async def queue_clear(doing: Doing) -> None:
     await act(doing, cluster, _path(queue, "clear"), dry_run=dry_run)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/release",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/release",))
 async def queue_release(doing: Doing) -> None:
     """The next cluster that fetches owns the queue."""
     cluster, queue = queue_of(doing)
@@ -156,7 +156,7 @@ def cluster_wall_ms(cluster: WorldCluster) -> int:
     return next(iter(cluster.nodes.values())).machine.wall_ns() // 1_000_000
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/place",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/place",))
 async def queue_place(doing: Doing) -> None:
     """Cursors go to where a seed is said to have been; what lies in between is not offered any more, or once more."""
     cluster, queue = queue_of(doing)
@@ -172,7 +172,7 @@ async def queue_place(doing: Doing) -> None:
         doing.loss_is_over(loss)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/throttle",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/throttle",))
 async def queue_throttle(doing: Doing) -> None:
     """Rates of a queue."""
     cluster, queue = queue_of(doing)
@@ -189,7 +189,7 @@ async def queue_throttle(doing: Doing) -> None:
     await act(doing, cluster, _path(queue, "throttle"), **values)
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/queues/{queue}/set",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/queues/{queue}/set",))
 async def queue_set(doing: Doing) -> None:
     """Filter, limits or lease of a queue; or all of it once more."""
     cluster, queue = queue_of(doing)
@@ -210,7 +210,7 @@ async def queue_set(doing: Doing) -> None:
     await act(doing, cluster, _path(queue, "set"), **values)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/push",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/push",))
 async def queue_push(doing: Doing) -> None:
     """References to keys, whether they exist or not."""
     cluster, queue = queue_of(doing)

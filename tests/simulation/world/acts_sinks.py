@@ -27,7 +27,7 @@ def _link(doing: Doing, cluster: WorldCluster, *, number: int | None = 1) -> dic
     return {"queue": cluster.name, "url": node.http_url, "cluster": source.name}
 
 
-@step(StepKind.ACT, weight=4, covers=("POST /admin/sink/suspend",))
+@step(StepKind.ACT, weight=12, covers=("POST /admin/sink/suspend",))
 async def sink_suspend(doing: Doing) -> None:
     """All fetches, those of the queue or those from a peer, on a node or on all."""
     cluster = receiver(doing)
@@ -45,7 +45,7 @@ def _part(doing: Doing, cluster: WorldCluster) -> dict[str, Any]:
     return {**part, "node": node_or_all(doing, cluster)}
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/sink/resume",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/sink/resume",))
 async def sink_resume(doing: Doing) -> None:
     """Ends suspensions, if there are any."""
     cluster = receiver(doing)
@@ -53,7 +53,7 @@ async def sink_resume(doing: Doing) -> None:
     await act(doing, cluster, "/admin/sink/resume", **part, allowed=BY_NODES)
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/sink/limits",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/sink/limits",))
 async def sink_limits(doing: Doing) -> None:
     """Workers and rates."""
     cluster, chance = receiver(doing), doing.chance
@@ -81,14 +81,14 @@ def _limits_forgotten_later(doing: Doing, cluster: WorldCluster, node: str | Non
     doing.undo_later(f"limits of the sink of {cluster.name} ({node or 'all nodes'})", forget)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/sink/check",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/sink/check",))
 async def sink_check(doing: Doing) -> None:
     """Whether a link would work."""
     cluster = receiver(doing)
     await act(doing, cluster, "/admin/sink/check", **_link(doing, cluster, number=None))
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/sink/peers/add",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/sink/peers/add",))
 async def sink_add_peer(doing: Doing) -> None:
     """Another node of the same cluster, or the queue that operators register."""
     cluster = receiver(doing)
@@ -112,7 +112,7 @@ def _removed_later(doing: Doing, cluster: WorldCluster, link: dict[str, Any]) ->
     doing.undo_later(f"peer {link['queue']} {link['url']} of {cluster.name}", remove)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/sink/peers/remove",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/sink/peers/remove",))
 async def sink_remove_peer(doing: Doing) -> None:
     """A link of the file, which comes back when all is healed."""
     cluster = receiver(doing)
@@ -126,7 +126,7 @@ async def sink_remove_peer(doing: Doing) -> None:
     await act(doing, cluster, "/admin/sink/peers/remove", **named, allowed=BY_NODES)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/sink/dead-letters/retry",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/sink/dead-letters/retry",))
 async def dead_letters_retry(doing: Doing) -> None:
     """Of a node, all or some."""
     cluster = receiver(doing)

@@ -177,8 +177,7 @@ class Network:
         for way in ways:
             way.cut = False
             way.loss = self._loss
-            way.bytes_per_s = None
-            way.stalled_until_ns = 0
+            way.speed_up()
             way.update()
 
     def refuse(self, machine: VirtualMachine, port: int | None = None, refused: bool = True) -> None:
@@ -192,6 +191,8 @@ class Network:
     def slow_reader(self, end: End, bytes_per_s: float | None = 1_000.0) -> None:
         """This end of a connection takes what is sent to it from now on only so fast; None: at once again."""
         end.incoming.bytes_per_s = bytes_per_s
+        if bytes_per_s is None:
+            end.incoming.hurry()
 
     def lose(self, probability: float, one: VirtualMachine | None = None, other: VirtualMachine | None = None) -> None:
         """Packets get lost with this probability, below 1: between two machines, or between all."""
@@ -210,7 +211,9 @@ class Network:
 
     def bandwidth(self, source: VirtualMachine, target: VirtualMachine, bytes_per_s: float | None) -> None:
         """Limit what all connections together send from `source` to `target`; None: no limit."""
-        self.way(source.address, target.address).bytes_per_s = bytes_per_s
+        way = self.way(source.address, target.address)
+        way.speed_up()
+        way.bytes_per_s = bytes_per_s
 
     def reset(self, end: End) -> None:
         """Something between the two machines breaks a connection: both ends get a reset."""

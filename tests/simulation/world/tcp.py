@@ -197,6 +197,13 @@ class Way:
                 resend_ns *= 2
         return due_ns if due_ns > self.stalled_until_ns else self.stalled_until_ns
 
+    def speed_up(self) -> None:
+        """Undo all that slows it down."""
+        self.bytes_per_s = None
+        self.stalled_until_ns = self._busy_until_ns = 0
+        for flow in list(self.flows):
+            flow.hurry()
+
     def update(self) -> None:
         """Call after `cut`, or the target's power, changed."""
         blocked = self.cut or self.target is None or not self.target.up
@@ -225,9 +232,9 @@ class Flow:
         "_held",
         "_kernel",
         "_last_due_ns",
+        "_next",
         "_queue",
         "_resends",
-        "_running",
         "_withheld",
         "back",
         "bytes_per_s",
@@ -257,8 +264,8 @@ class Flow:
         self._queue: deque[tuple[int, int, bytes]] = deque()
         """(when it arrives, when it was sent, data) of each segment."""
         self._last_due_ns = 0
-        self._running = False
-        """The event of the next arrival is in the kernel."""
+        self._next: KernelEvent | None = None
+        """The next arrival."""
         self._resends = True
         """A segment that does not arrive is sent again: the sender has power."""
         self._held = False
@@ -303,9 +310,8 @@ class Flow:
         self._last_due_ns = due_ns
         now_ns = self._kernel.now_ns
         self._queue.append((due_ns, now_ns, data))
-        if not self._running and not self._held:
-            self._running = True
-            self._kernel.at(due_ns - now_ns, self._arrive)
+        if self._next is None and not self._held:
+            self._next = self._kernel.at(due_ns - now_ns, self._arrive)
 
     def end(self) -> None:
         """The sender sends no more."""
@@ -328,7 +334,7 @@ class Flow:
         self._enqueue(self.way.due_ns(SEGMENT_BYTES), mark)
 
     def _arrive(self) -> None:
-        self._running = False
+        self._next = None
         queue = self._queue
         if not queue:
             return
@@ -360,8 +366,7 @@ class Flow:
         if self.back.blocked and self in self.way.flows:
             self._begin_giving_up(sent_ns)
         if queue:
-            self._running = True
-            self._kernel.at(queue[0][0] - now_ns, self._arrive)
+            self._next = self._kernel.at(queue[0][0] - now_ns, self._arrive)
         watcher = receiver.watcher
         if watcher is not None:
             watcher.input_ready()
@@ -409,8 +414,18 @@ class Flow:
             attempt_ns += wait_ns
         due_ns = max(attempt_ns - now_ns, 0) + self.way.due_ns(SEGMENT_BYTES)
         self._last_due_ns = max(self._last_due_ns, due_ns)
-        self._running = True
-        self._kernel.at(due_ns - now_ns, self._arrive)
+        self._next = self._kernel.at(due_ns - now_ns, self._arrive)
+
+    def hurry(self) -> None:
+        """Nothing slows the way down any more: what is on it arrives as if it were sent now, if that is earlier."""
+        if self._held or self._next is None:
+            return
+        soon_ns = self.way.due_ns(SEGMENT_BYTES)
+        if self._queue and self._last_due_ns > soon_ns:
+            self._queue = deque((min(due_ns, soon_ns), sent_ns, data) for due_ns, sent_ns, data in self._queue)
+            self._last_due_ns = soon_ns
+            self._next.cancel()
+            self._next = self._kernel.at(self._queue[0][0] - self._kernel.now_ns, self._arrive)
 
     def read(self, count: int) -> None:
         """The receiver has read so many bytes."""

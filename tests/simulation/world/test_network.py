@@ -340,6 +340,28 @@ def test_a_slow_reader_holds_the_writer_up() -> None:
     assert len(server.data) == 100_000
 
 
+def test_what_is_slow_hurries_when_it_is_healed() -> None:
+    """Bytes that a slow reader, a stall or a thin way holds up arrive at once, and in order, when that is over."""
+    two = Two()
+    client, server = connect(two)
+    (connection,) = two.network.connections()
+    sent = b""
+    for begin, end in (
+        (lambda: two.network.slow_reader(connection.other), lambda: two.network.slow_reader(connection.other, None)),
+        (lambda: two.network.stall(two.a, two.b, 100), lambda: two.network.heal(two.a, two.b)),
+        (lambda: two.network.bandwidth(two.a, two.b, 100), two.network.heal),
+    ):
+        begin()
+        data = chance_bytes(two, 50_000)
+        client.transport.write(data)
+        sent += data
+        two.wait(5)
+        assert len(server.data) < len(sent) - 40_000
+        end()
+        two.wait(1)
+        assert server.data == sent
+
+
 def test_bandwidth_is_shared_by_all_connections() -> None:
     """Two connections over a way of 100,000 bytes a second bring 100,000 bytes each in some 2 s."""
     two = Two()
