@@ -1168,10 +1168,28 @@ def test_tls_of_asyncio(folder: CertificateFolder) -> None:
     assert server.refused == {"plaintext": 1, "timeout": 1}
 
 
-def test_tls_of_blocking_clients(folder: CertificateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_blocking_client_ends_at_once() -> None:
+    """abort() of the product's blocking HTTP client ends a request that waits in another thread."""
+    two = Two()
+    two.serve(two.b, lambda: Answers(silent=True))
+    peers: list[HttpPeer] = []
+
+    def ask() -> None:
+        peers.append(HttpPeer(f"http://{two.b.address}:{PORT}", 1))
+        peers[0].post("/x", b"q", media_type="a/b", timeout_ms=50_000, limit_bytes=100)
+
+    with libraries_in_the_world():
+        asking = two.blocked(two.a, ask)
+        two.wait(2)
+        assert not asking
+        two.block(two.a, peers[0].abort)
+        two.wait(0.1)
+        assert isinstance(asking[0], PeerFault)
+
+
+def test_tls_of_blocking_clients(folder: CertificateFolder) -> None:
     """The product's blocking HTTP client exchanges over TLS in a greenlet, and a peer of another cluster is refused."""
     two = Two()
-    monkeypatch.setattr("urllib3.util.connection.create_connection", _create_connection)
     serve_tls(two, folder)
 
     def ask(cluster: str) -> int:
