@@ -23,7 +23,7 @@ import structlog
 from isthmus.config.settings import LogSettings
 from isthmus.node.observability.events import recent
 from isthmus.repl.log_limit import LogLimit
-from isthmus.repl.machine import MemoryLock, monotonic_s, one_per_process, utc_now
+from isthmus.repl.machine import MemoryLock, machine, monotonic_s, one_per_process, utc_now
 from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class LineSink:
     """Writes whole lines to standard error, from any thread; never raises. Keeps the last ones."""
 
     def __init__(self, last_bytes: int = LAST_BYTES_MAX) -> None:
-        self._lock = MemoryLock()
+        self._lock = machine().lock()
         self.failures = 0
         self.suppressed = 0
         """Lines that RepeatLimit held back."""

@@ -2,6 +2,7 @@
 
 from tests.simulation.world import (
     acts_backup,
+    acts_commands,
     acts_data,
     acts_fullsync,
     acts_nodes,
@@ -22,4 +23,5 @@ MODULES = (
     acts_backup,
     acts_recovery,
     acts_data,
+    acts_commands,
 )

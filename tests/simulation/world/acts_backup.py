@@ -20,7 +20,7 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, Retrya
 from isthmus.repl.runtime.metastore_copy import adopt, check_known, load_copy, plan_adoption
 from isthmus.repl.storage.identity import NAME as IDENTITY
 from isthmus.repl.storage.slot_file import SlotFile
-from tests.simulation.world.acts_nodes import empty_directory, start, stop, wait_until
+from tests.simulation.world.acts_nodes import empty_directory, start, stop
 from tests.simulation.world.admin import SETTLED_S, WrongAnswer, act, insist, look
 from tests.simulation.world.history import DeclaredLoss, Scope
 from tests.simulation.world.kernel import SECOND
@@ -92,7 +92,7 @@ async def _restored(doing: Doing, node: WorldNode, backup: Path) -> None:
     doing.tell(f"restored {node.name} from {backup.name}")
 
 
-@step(StepKind.ACT, weight=3, covers=("backup create",))
+@step(StepKind.ACT, weight=9)
 async def backup_create(doing: Doing) -> None:
     """Of a node that runs, or not."""
     node = doing.node()
@@ -100,7 +100,7 @@ async def backup_create(doing: Doing) -> None:
         await _backed_up(doing, node)
 
 
-@step(StepKind.ACT, weight=1, covers=("backup restore",))
+@step(StepKind.ACT, weight=3)
 async def backup_restore_node(doing: Doing) -> None:
     """A node is stopped, and goes on with a backup of itself beside the others, from whom it catches up. Where it was
     needed, its partitions wait for an operator."""
@@ -109,13 +109,13 @@ async def backup_restore_node(doing: Doing) -> None:
         return
     cluster = doing.world.clusters[node.cluster]
     backup = doing.chance.choice(_backups(doing, node))
-    _leaders_forced_later(doing, cluster)
+    leaders_forced_later(doing, cluster)
     await _restored(doing, node, backup)
     if not node.running:
         await start(doing, node)
 
 
-def _leaders_forced_later(doing: Doing, cluster: WorldCluster) -> None:
+def leaders_forced_later(doing: Doing, cluster: WorldCluster) -> None:
     """In the end a partition that waits for a copy which is no more gets the leader that lacks least."""
 
     async def force() -> None:
@@ -151,7 +151,7 @@ async def _forced(doing: Doing, cluster: WorldCluster, partition: int) -> None:
         await act(doing, cluster, path, node=best["node"])
 
 
-@step(StepKind.ACT, weight=1, covers=("cluster adopt",))
+@step(StepKind.ACT, weight=1)
 async def backup_restore_cluster(doing: Doing) -> None:
     """All nodes of a cluster and the data of its metastore are lost at once, some time after backups of all nodes: the
     nodes are restored, the metastore is adopted, and the records are made anew."""
@@ -166,22 +166,28 @@ async def backup_restore_cluster(doing: Doing) -> None:
     await asyncio.sleep(doing.chance.random() * 10.0)
     loss = doing.declare_loss(Scope.CLUSTER, cluster.name)
     doing.tell(f"{cluster.name} is lost, with its metastore")
-    for node in nodes:
-        node.machine.kill()
+    _kill_all(cluster)
     cluster.ensemble.stop()
     cluster.ensemble.lose_everything()
     await asyncio.sleep(1.0)
     cluster.ensemble.start()
-    for node in nodes:
-        if node.running:  # by another act
-            node.machine.kill()
-        await _restored(doing, node, backups[node.name])
+    _kill_all(cluster)  # what another act has started meanwhile
+    for node in cluster.nodes.values():
+        if node.name in backups:
+            await _restored(doing, node, backups[node.name])
+        else:  # it was added since
+            empty_directory(node)
     await _adopted(doing, cluster, nodes[0])
-    for node in nodes:
+    for node in cluster.nodes.values():
         await start(doing, node, seconds=0.0)
-    await wait_until(doing, lambda: all(node.running for node in nodes), 10.0)
+    await asyncio.sleep(5.0)
     _reseeded_later(doing, cluster, loss)
     await act(doing, cluster, "/admin/cluster/reseed")
+
+
+def _kill_all(cluster: WorldCluster) -> None:
+    for node in cluster.running:
+        node.machine.kill()
 
 
 def _reseeded_later(doing: Doing, cluster: WorldCluster, loss: DeclaredLoss) -> None:
@@ -206,6 +212,7 @@ async def _adopted(doing: Doing, cluster: WorldCluster, node: WorldNode) -> None
     session = cluster.ensemble.session_of(doing.world.operators)
     identity = check_known(directory, SlotFile(directory, IDENTITY).read())
     for attempt in range(30):
+        _kill_all(cluster)
         metastore = wiring.metastore_of(settings, settings.metastore.hosts, None, session=session)
         try:
             await metastore.start(lambda _: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from tests.simulation.world.acts_queues import BUCKET, kinds, receivers
@@ -14,6 +15,12 @@ PAGES_MAX: Final = 50
 """Pages of a fold of one partition; the keys of a world fit into a few."""
 
 FOLD: Final = "POST /admin/folds"
+
+
+def reaped(doing: Doing, bucket_types: Iterable[str]) -> None:
+    """Tombstones of these bucket types may be gone from now on."""
+    for name in bucket_types:
+        doing.world.history.rules_of(name).reaps = True
 
 
 async def _fold(doing: Doing, kind: str, *, acts: bool = True, **more: Any) -> None:
@@ -36,8 +43,7 @@ async def _fold(doing: Doing, kind: str, *, acts: bool = True, **more: Any) -> N
     if kind == "erase-keys" and not dry_run:
         losses = [doing.declare_loss(Scope.CLUSTER, each) for each in doing.world.clusters]
     if kind == "reap-tombs" and not dry_run:
-        for _, bucket_type in numbers:
-            doing.world.history.rules_of(bucket_type).reaps = True
+        reaped(doing, [bucket_type for _, bucket_type in numbers])
     await _pages(doing, cluster, [number for number, _ in numbers], body)
     for loss in losses:
         doing.loss_is_over(loss)
@@ -55,7 +61,7 @@ async def _pages(doing: Doing, cluster: WorldCluster, numbers: list[int], body: 
                 break
 
 
-@step(StepKind.ACT, weight=2, covers=(FOLD,))
+@step(StepKind.ACT, weight=6, covers=(FOLD,))
 async def fold_repl_keys(doing: Doing) -> None:
     """References to all keys go into a queue."""
     await _fold(doing, "repl-keys")
@@ -67,27 +73,27 @@ async def fold_erase_keys(doing: Doing) -> None:
     await _fold(doing, "erase-keys")
 
 
-@step(StepKind.ACT, weight=1, covers=(FOLD,))
+@step(StepKind.ACT, weight=3, covers=(FOLD,))
 async def fold_reap_tombs(doing: Doing) -> None:
     """All tombstones are reaped that may be."""
     await _fold(doing, "reap-tombs")
 
 
-@step(StepKind.ACT, weight=1, covers=(FOLD,))
+@step(StepKind.ACT, weight=3, covers=(FOLD,))
 async def fold_repair_keys(doing: Doing) -> None:
     """Keys whose rows differ from each other are mended."""
     await _fold(doing, "repair-keys")
 
 
-@step(StepKind.ACT, weight=1, covers=(FOLD,))
+@step(StepKind.ACT, weight=3, covers=(FOLD,))
 async def fold_reads(doing: Doing) -> None:
     """A fold that changes nothing."""
     await _fold(doing, doing.chance.choice(["find-keys", "find-tombs", "object-stats", "list-buckets"]), acts=False)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/reaps",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/reaps",))
 async def kv_reap(doing: Doing) -> None:
     """One key."""
     kind, key = doing.chance.choice(kinds(doing)), f"k{doing.chance.randrange(6)}"
-    doing.world.history.rules_of(kind).reaps = True
+    reaped(doing, [kind])
     await act(doing, doing.cluster(), "/admin/reaps", bucket_type=kind, bucket=BUCKET, key=key)

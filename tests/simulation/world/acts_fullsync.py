@@ -21,7 +21,7 @@ def checker(doing: Doing) -> tuple[WorldCluster, str]:
     return cluster, doing.chance.choice(receivers(doing, cluster))
 
 
-@step(StepKind.ACT, weight=4, covers=("POST /admin/fullsync/run",))
+@step(StepKind.ACT, weight=12, covers=("POST /admin/fullsync/run",))
 async def fullsync_run(doing: Doing) -> None:
     """A check now, on some node."""
     cluster, name = checker(doing)
@@ -30,20 +30,25 @@ async def fullsync_run(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/run", kind=kind, peer=peer, node=node, allowed={"bad-input"})
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/fullsync/suspend",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/fullsync/suspend",))
 async def fullsync_suspend(doing: Doing) -> None:
     """One or all, on a node or on all."""
     cluster, name = checker(doing)
+    checking_later(doing, cluster)
+    peer = doing.chance.choice([None, name])
+    await act(doing, cluster, "/admin/fullsync/suspend", peer=peer, node=node_or_all(doing, cluster))
+
+
+def checking_later(doing: Doing, cluster: WorldCluster) -> None:
+    """In the end nothing is suspended."""
 
     async def resume() -> None:
         await insist(doing, cluster, "/admin/fullsync/resume")
 
     doing.undo_later(f"suspensions of full-sync of {cluster.name}", resume)
-    peer = doing.chance.choice([None, name])
-    await act(doing, cluster, "/admin/fullsync/suspend", peer=peer, node=node_or_all(doing, cluster))
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/fullsync/resume",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/fullsync/resume",))
 async def fullsync_resume(doing: Doing) -> None:
     """Ends suspensions, if there are any."""
     cluster, name = checker(doing)
@@ -51,7 +56,7 @@ async def fullsync_resume(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/resume", peer=peer, node=node, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/fullsync/set",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/fullsync/set",))
 async def fullsync_set(doing: Doing) -> None:
     """Schedules and limits."""
     cluster, name = checker(doing)
@@ -63,48 +68,52 @@ async def fullsync_set(doing: Doing) -> None:
         {"values": {"repair_rate_limit": chance.choice((0, 10, 1_000))}},
         {"default": True},
     ]
-
-    async def default() -> None:
-        await insist(
-            doing, cluster, "/admin/fullsync/set", peer=name, node=node, default=True, over={"unknown-fullsync"}
-        )
-
-    doing.undo_later(f"settings of full-sync {name} of {cluster.name} ({node or 'all nodes'})", default)
+    file_counts_later(doing, cluster, name, node)
     body = chance.choice(values)
     await act(doing, cluster, "/admin/fullsync/set", peer=name, node=node, **body, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/peers/add",))
-async def fullsync_add_peer(doing: Doing) -> None:
-    """One more comparison with the same cluster."""
-    cluster, name = checker(doing)
-    other = doing.chance.choice(list(doing.world.clusters[name].nodes.values()))
-    extra, node = f"{name}-more", node_or_all(doing, cluster)
-
-    async def remove() -> None:
-        over = {"unknown-fullsync"}
-        await insist(doing, cluster, "/admin/fullsync/peers/remove", peer=extra, node=node, over=over)
-
-    doing.undo_later(f"full-sync {extra} of {cluster.name} ({node or 'all nodes'})", remove)
-    values = {"urls": other.http_url, "queue": name, "cluster": name, "auto": 24}
-    await act(doing, cluster, "/admin/fullsync/peers/add", peer=extra, node=node, values=values, allowed=WIDER)
-
-
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/peers/remove",))
-async def fullsync_remove_peer(doing: Doing) -> None:
-    """One of the file, which comes back when all is healed."""
-    cluster, name = checker(doing)
-    node = node_or_all(doing, cluster)
+def file_counts_later(doing: Doing, cluster: WorldCluster, name: str, node: str | None) -> None:
+    """In the end a full-sync is as its file has it."""
 
     async def default() -> None:
         over = {"unknown-fullsync"}
         await insist(doing, cluster, "/admin/fullsync/set", peer=name, node=node, default=True, over=over)
 
     doing.undo_later(f"settings of full-sync {name} of {cluster.name} ({node or 'all nodes'})", default)
+
+
+def peer_removed_later(doing: Doing, cluster: WorldCluster, name: str, node: str | None) -> None:
+    """In the end a full-sync that no file has is gone."""
+
+    async def remove() -> None:
+        over = {"unknown-fullsync"}
+        await insist(doing, cluster, "/admin/fullsync/peers/remove", peer=name, node=node, over=over)
+
+    doing.undo_later(f"full-sync {name} of {cluster.name} ({node or 'all nodes'})", remove)
+
+
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/peers/add",))
+async def fullsync_add_peer(doing: Doing) -> None:
+    """One more comparison with the same cluster."""
+    cluster, name = checker(doing)
+    other = doing.chance.choice(list(doing.world.clusters[name].nodes.values()))
+    extra, node = f"{name}-more", node_or_all(doing, cluster)
+    peer_removed_later(doing, cluster, extra, node)
+    values = {"urls": other.http_url, "queue": name, "cluster": name, "auto": 24}
+    await act(doing, cluster, "/admin/fullsync/peers/add", peer=extra, node=node, values=values, allowed=WIDER)
+
+
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/peers/remove",))
+async def fullsync_remove_peer(doing: Doing) -> None:
+    """One of the file, which comes back when all is healed."""
+    cluster, name = checker(doing)
+    node = node_or_all(doing, cluster)
+    file_counts_later(doing, cluster, name, node)
     await act(doing, cluster, "/admin/fullsync/peers/remove", peer=name, node=node, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/set-range",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/set-range",))
 async def fullsync_set_range(doing: Doing) -> None:
     """The range of the next check of this kind."""
     cluster, name = checker(doing)
@@ -115,7 +124,7 @@ async def fullsync_set_range(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/set-range", peer=peer, node=node, **span, **bucket, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/clear-range",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/clear-range",))
 async def fullsync_clear_range(doing: Doing) -> None:
     """No range."""
     cluster, name = checker(doing)
@@ -123,7 +132,7 @@ async def fullsync_clear_range(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/clear-range", peer=peer, node=node, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/fullsync/suppress-auto",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/fullsync/suppress-auto",))
 async def fullsync_suppress_auto(doing: Doing) -> None:
     """The next checks of kind auto are left out; taken back when all is healed."""
     cluster, name = checker(doing)
@@ -138,7 +147,7 @@ async def fullsync_suppress_auto(doing: Doing) -> None:
     await act(doing, cluster, "/admin/fullsync/suppress-auto", peer=peer, node=node, count=count, allowed=WIDER)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/trees/rebuild",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/trees/rebuild",))
 async def trees_rebuild(doing: Doing) -> None:
     """The trees of a node, all or of one partition."""
     cluster = doing.cluster()

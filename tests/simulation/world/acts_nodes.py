@@ -82,7 +82,7 @@ async def in_sync(doing: Doing, cluster: WorldCluster, seconds: float = SYNC_S) 
     return False
 
 
-@step(StepKind.ACT, weight=3, covers=("cluster rolling-restart",))
+@step(StepKind.ACT, weight=9)
 async def rolling_restart(doing: Doing) -> None:
     """One node after the other, each once the cluster is in sync; it ends where that takes too long."""
     cluster = doing.cluster()
@@ -97,7 +97,7 @@ async def rolling_restart(doing: Doing) -> None:
             return
 
 
-@step(StepKind.ACT, weight=3)
+@step(StepKind.ACT, weight=9)
 async def node_restart(doing: Doing) -> None:
     """One node, at any time."""
     node = doing.node()
@@ -116,7 +116,7 @@ CHANGES: Final[tuple[Callable[[str], str], ...]] = (
 """Changes of a node's file: none, one that a reload takes over, one that needs a restart, and faults."""
 
 
-@step(StepKind.ACT, weight=2)
+@step(StepKind.ACT, weight=6)
 async def node_reload(doing: Doing) -> None:
     """SIGHUP after the node's file has changed; a file with a fault changes nothing. The file is put back at once, so
     that the node's next start finds it."""

@@ -12,13 +12,13 @@ NOT_NOW = frozenset(("bad-input", "bad-replica-map"))
 """More replicas than live nodes, or a node that is not live."""
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/leaders/balance",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/leaders/balance",))
 async def leader_balance(doing: Doing) -> None:
     """Leaders move as planned."""
     await act(doing, doing.cluster(), "/admin/leaders/balance", dry_run=doing.chance.random() < 0.2)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/partitions/assign",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/partitions/assign",))
 async def partitions_assign(doing: Doing) -> None:
     """A bucket type with an operator's placement, in one cluster alone; or the check of a placement."""
     cluster = doing.cluster()
@@ -41,7 +41,7 @@ def _sample(doing: Doing, among: list[Any]) -> list[Any]:
     return doing.chance.sample(among, doing.chance.randrange(1, len(among) + 1))
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/moves",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/moves",))
 async def moves_order(doing: Doing) -> None:
     """Replicas of the default bucket type move: evenly, to where a file says, or from one node to another."""
     cluster, chance = doing.cluster(), doing.chance
@@ -75,7 +75,7 @@ def factor_later(doing: Doing, cluster: WorldCluster, kind: str = "default", fac
     doing.undo_later(f"replicas of {kind} of {cluster.name}", put_back)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/moves/cancel",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/moves/cancel",))
 async def moves_cancel(doing: Doing) -> None:
     """The newest order, or one by number."""
     cluster = doing.cluster()
@@ -85,7 +85,7 @@ async def moves_cancel(doing: Doing) -> None:
     await act(doing, cluster, "/admin/moves/cancel", order=order)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/bucket-types/{name}/replication-factor",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/bucket-types/{name}/replication-factor",))
 async def replication_factor(doing: Doing) -> None:
     """From one to as many as there are nodes."""
     cluster = doing.cluster()
@@ -101,7 +101,7 @@ async def replication_factor(doing: Doing) -> None:
     )
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/nodes/drain",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/nodes/drain",))
 async def node_drain(doing: Doing) -> None:
     """All replicas off a node; or it may have some again."""
     cluster = doing.cluster()

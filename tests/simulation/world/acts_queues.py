@@ -47,24 +47,24 @@ def _path(queue: str, act_: str) -> str:
     return f"/admin/queues/{queue}/{act_}"
 
 
-@step(StepKind.ACT, weight=4, covers=("POST /admin/queues/{queue}/suspend",))
+@step(StepKind.ACT, weight=12, covers=("POST /admin/queues/{queue}/suspend",))
 async def queue_suspend(doing: Doing) -> None:
     """Serving or publishing of a queue, on a node or on all."""
     cluster, queue = queue_of(doing)
     what = doing.chance.choice(["serving", "serving", "publishing", ["serving", "publishing"]])
     node = node_or_all(doing, cluster)
-    _resumed_later(doing, cluster, queue)
+    resumed_later(doing, cluster, queue)
     await act(doing, cluster, _path(queue, "suspend"), what=what, node=node, reason="by chance")
 
 
-def _resumed_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
+def resumed_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     async def resume() -> None:
         await insist(doing, cluster, _path(queue, "resume"), what=["serving", "publishing"], over={"unknown-queue"})
 
     doing.undo_later(f"suspensions of queue {queue} of {cluster.name}", resume)
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/queues/{queue}/resume",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/queues/{queue}/resume",))
 async def queue_resume(doing: Doing) -> None:
     """Ends suspensions, if there are any."""
     cluster, queue = queue_of(doing)
@@ -74,7 +74,7 @@ async def queue_resume(doing: Doing) -> None:
     await act(doing, cluster, _path(queue, "resume"), what=what, node=node, allowed=allowed)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/register",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/register",))
 async def queue_register(doing: Doing) -> None:
     """A queue more, which nobody fetches unless a sink is given it."""
     cluster, _ = queue_of(doing)
@@ -87,7 +87,7 @@ async def _registered(doing: Doing, cluster: WorldCluster, queue: str) -> None:
         [{"from": "now"}, {"from": "0"}, {"positions": {"0": chance.choice((0, 1, 5))}}]
     )
     values: dict[str, Any] = chance.choice([{}, {"overflow": "discard"}, {"queue_limit": 20}, {"cascade": True}])
-    _delisted_later(doing, cluster, queue)
+    delisted_later(doing, cluster, queue)
     filter_ = chance.choice(FILTERS)
     await act(
         doing,
@@ -101,7 +101,7 @@ async def _registered(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     )
 
 
-def _delisted_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
+def delisted_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     async def delist() -> None:
         await insist(doing, cluster, _path(queue, "delist"), over={"unknown-queue", "bad-input"})
 
@@ -116,14 +116,14 @@ async def queue_delist(doing: Doing) -> None:
     if queue == EXTRA:
         await act(doing, cluster, _path(queue, "delist"), allowed={"bad-input"})
         return
-    _registered_later(doing, cluster, queue)
+    registered_later(doing, cluster, queue)
     await act(doing, cluster, _path(queue, "delist"), allowed={"bad-input"})
     await asyncio.sleep(doing.chance.choice((0.5, 5.0, 10.0)))
     values: dict[str, Any] = {"name": queue, "filter": "any", "from": doing.chance.choice(("now", "0"))}
     await act(doing, cluster, "/admin/queues/register", **values, allowed={"bad-input"})
 
 
-def _registered_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
+def registered_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     loss = doing.declare_loss(Scope.QUEUE, cluster.name, queue=queue)
 
     async def register() -> None:
@@ -134,7 +134,7 @@ def _registered_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     doing.undo_later(f"delisted queue {queue} of {cluster.name}", register)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/clear",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/clear",))
 async def queue_clear(doing: Doing) -> None:
     """What waits becomes a gap."""
     cluster, queue = queue_of(doing)
@@ -142,7 +142,7 @@ async def queue_clear(doing: Doing) -> None:
     await act(doing, cluster, _path(queue, "clear"), dry_run=dry_run)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/release",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/release",))
 async def queue_release(doing: Doing) -> None:
     """The next cluster that fetches owns the queue."""
     cluster, queue = queue_of(doing)
@@ -156,7 +156,7 @@ def cluster_wall_ms(cluster: WorldCluster) -> int:
     return next(iter(cluster.nodes.values())).machine.wall_ns() // 1_000_000
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/place",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/place",))
 async def queue_place(doing: Doing) -> None:
     """Cursors go to where a seed is said to have been; what lies in between is not offered any more, or once more."""
     cluster, queue = queue_of(doing)
@@ -172,7 +172,7 @@ async def queue_place(doing: Doing) -> None:
         doing.loss_is_over(loss)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/throttle",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/throttle",))
 async def queue_throttle(doing: Doing) -> None:
     """Rates of a queue."""
     cluster, queue = queue_of(doing)
@@ -181,15 +181,20 @@ async def queue_throttle(doing: Doing) -> None:
         [{"objects_per_second": chance.choice((0, 1, 50))}, {"bytes_per_second": chance.choice((0, 1_000, 100_000))},
          {"objects_per_second": 20, "bytes_per_second": 10_000}, {"default": True}]
     )  # fmt: skip
+    rates_lifted_later(doing, cluster, queue)
+    await act(doing, cluster, _path(queue, "throttle"), **values)
+
+
+def rates_lifted_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
+    """In the end the rates are the file's."""
 
     async def lift() -> None:
         await insist(doing, cluster, _path(queue, "throttle"), default=True, over={"unknown-queue"})
 
     doing.undo_later(f"rates of queue {queue} of {cluster.name}", lift)
-    await act(doing, cluster, _path(queue, "throttle"), **values)
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/queues/{queue}/set",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/queues/{queue}/set",))
 async def queue_set(doing: Doing) -> None:
     """Filter, limits or lease of a queue; or all of it once more."""
     cluster, queue = queue_of(doing)
@@ -201,16 +206,21 @@ async def queue_set(doing: Doing) -> None:
          {"lease_ms": chance.choice((100, 1_000, 30_000))}, {"cascade": chance.random() < 0.5},
          {"riak_fetch": True}, {"default": True}]
     )  # fmt: skip
+    default_later(doing, cluster, queue)
+    await act(doing, cluster, _path(queue, "set"), **values)
+
+
+def default_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
+    """In the end the settings are the file's."""
 
     async def default() -> None:
         await insist(doing, cluster, _path(queue, "set"), default=True, over={"unknown-queue"})
 
     if queue != EXTRA:
         doing.undo_later(f"settings of queue {queue} of {cluster.name}", default)
-    await act(doing, cluster, _path(queue, "set"), **values)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/queues/{queue}/push",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/queues/{queue}/push",))
 async def queue_push(doing: Doing) -> None:
     """References to keys, whether they exist or not."""
     cluster, queue = queue_of(doing)

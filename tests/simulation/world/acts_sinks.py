@@ -19,7 +19,7 @@ def receiver(doing: Doing) -> WorldCluster:
     return doing.chance.choice([each for each in doing.world.clusters.values() if each.receives_from])
 
 
-def _link(doing: Doing, cluster: WorldCluster, *, number: int | None = 1) -> dict[str, Any]:
+def link_of(doing: Doing, cluster: WorldCluster, *, number: int | None = 1) -> dict[str, Any]:
     """A link of a cluster: to node `number` of a cluster that it fetches from; None: to any of its nodes."""
     source = doing.world.clusters[doing.chance.choice(cluster.receives_from)]
     nodes = list(source.nodes.values())
@@ -27,33 +27,38 @@ def _link(doing: Doing, cluster: WorldCluster, *, number: int | None = 1) -> dic
     return {"queue": cluster.name, "url": node.http_url, "cluster": source.name}
 
 
-@step(StepKind.ACT, weight=4, covers=("POST /admin/sink/suspend",))
+@step(StepKind.ACT, weight=12, covers=("POST /admin/sink/suspend",))
 async def sink_suspend(doing: Doing) -> None:
     """All fetches, those of the queue or those from a peer, on a node or on all."""
     cluster = receiver(doing)
+    fetching_later(doing, cluster)
+    await act(doing, cluster, "/admin/sink/suspend", **part_of(doing, cluster), allowed=BY_NODES)
+
+
+def fetching_later(doing: Doing, cluster: WorldCluster) -> None:
+    """In the end nothing is suspended."""
 
     async def resume() -> None:
         await insist(doing, cluster, "/admin/sink/resume")
 
     doing.undo_later(f"suspensions of the sink of {cluster.name}", resume)
-    await act(doing, cluster, "/admin/sink/suspend", **_part(doing, cluster), allowed=BY_NODES)
 
 
-def _part(doing: Doing, cluster: WorldCluster) -> dict[str, Any]:
-    link = _link(doing, cluster)
+def part_of(doing: Doing, cluster: WorldCluster) -> dict[str, Any]:
+    link = link_of(doing, cluster)
     part: dict[str, Any] = doing.chance.choice([{}, {"queue": link["queue"]}, {"peer": link["url"]}])
     return {**part, "node": node_or_all(doing, cluster)}
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/sink/resume",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/sink/resume",))
 async def sink_resume(doing: Doing) -> None:
     """Ends suspensions, if there are any."""
     cluster = receiver(doing)
-    part = doing.chance.choice([{}, _part(doing, cluster)])
+    part = doing.chance.choice([{}, part_of(doing, cluster)])
     await act(doing, cluster, "/admin/sink/resume", **part, allowed=BY_NODES)
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/sink/limits",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/sink/limits",))
 async def sink_limits(doing: Doing) -> None:
     """Workers and rates."""
     cluster, chance = receiver(doing), doing.chance
@@ -67,11 +72,11 @@ async def sink_limits(doing: Doing) -> None:
         {"workers": 1, "forget": True},
     ]
     values = chance.choice(limits)
-    _limits_forgotten_later(doing, cluster, node)
+    limits_forgotten_later(doing, cluster, node)
     await act(doing, cluster, "/admin/sink/limits", node=node, **values, allowed=BY_NODES)
 
 
-def _limits_forgotten_later(doing: Doing, cluster: WorldCluster, node: str | None) -> None:
+def limits_forgotten_later(doing: Doing, cluster: WorldCluster, node: str | None) -> None:
     async def forget() -> None:
         named = {"workers": 1, "per_peer": 1, "bytes_per_second": 0, "objects_per_second": 0}
         await insist(doing, cluster, "/admin/sink/limits", node=node, forget=True, **named, over=BY_NODES)
@@ -81,30 +86,30 @@ def _limits_forgotten_later(doing: Doing, cluster: WorldCluster, node: str | Non
     doing.undo_later(f"limits of the sink of {cluster.name} ({node or 'all nodes'})", forget)
 
 
-@step(StepKind.ACT, weight=1, covers=("POST /admin/sink/check",))
+@step(StepKind.ACT, weight=3, covers=("POST /admin/sink/check",))
 async def sink_check(doing: Doing) -> None:
     """Whether a link would work."""
     cluster = receiver(doing)
-    await act(doing, cluster, "/admin/sink/check", **_link(doing, cluster, number=None))
+    await act(doing, cluster, "/admin/sink/check", **link_of(doing, cluster, number=None))
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/sink/peers/add",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/sink/peers/add",))
 async def sink_add_peer(doing: Doing) -> None:
     """Another node of the same cluster, or the queue that operators register."""
     cluster = receiver(doing)
-    link = _link(doing, cluster, number=None)
+    link = link_of(doing, cluster, number=None)
     if doing.chance.random() < 0.4:
         link["queue"] = EXTRA
-    if link["queue"] == EXTRA or link["url"] not in _of_file(doing, cluster):
-        _removed_later(doing, cluster, link)
+    if link["queue"] == EXTRA or link["url"] not in of_file(doing, cluster):
+        removed_later(doing, cluster, link)
     await act(doing, cluster, "/admin/sink/peers/add", **link, allowed=BY_NODES)
 
 
-def _of_file(doing: Doing, cluster: WorldCluster) -> set[str]:
+def of_file(doing: Doing, cluster: WorldCluster) -> set[str]:
     return {next(iter(doing.world.clusters[name].nodes.values())).http_url for name in cluster.receives_from}
 
 
-def _removed_later(doing: Doing, cluster: WorldCluster, link: dict[str, Any]) -> None:
+def removed_later(doing: Doing, cluster: WorldCluster, link: dict[str, Any]) -> None:
     async def remove() -> None:
         named = {"queue": link["queue"], "url": link["url"]}
         await insist(doing, cluster, "/admin/sink/peers/remove", **named, over=BY_NODES)
@@ -112,21 +117,26 @@ def _removed_later(doing: Doing, cluster: WorldCluster, link: dict[str, Any]) ->
     doing.undo_later(f"peer {link['queue']} {link['url']} of {cluster.name}", remove)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/sink/peers/remove",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/sink/peers/remove",))
 async def sink_remove_peer(doing: Doing) -> None:
     """A link of the file, which comes back when all is healed."""
     cluster = receiver(doing)
-    link = _link(doing, cluster)
+    link = link_of(doing, cluster)
+    added_later(doing, cluster, link)
+    named = {"queue": link["queue"], "url": link["url"]}
+    await act(doing, cluster, "/admin/sink/peers/remove", **named, allowed=BY_NODES)
+
+
+def added_later(doing: Doing, cluster: WorldCluster, link: dict[str, Any]) -> None:
+    """In the end a link of the file is there."""
 
     async def add() -> None:
         await insist(doing, cluster, "/admin/sink/peers/add", **link, over=BY_NODES)
 
     doing.undo_later(f"removed peer {link['queue']} {link['url']} of {cluster.name}", add)
-    named = {"queue": link["queue"], "url": link["url"]}
-    await act(doing, cluster, "/admin/sink/peers/remove", **named, allowed=BY_NODES)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/sink/dead-letters/retry",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/sink/dead-letters/retry",))
 async def dead_letters_retry(doing: Doing) -> None:
     """Of a node, all or some."""
     cluster = receiver(doing)

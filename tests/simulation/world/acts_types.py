@@ -6,7 +6,6 @@ sets them at every cluster. What a disturbed cluster refused is done when all is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from isthmus.config.dynamic_options import OPTIONS
@@ -60,29 +59,37 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
 assert VALUES.keys() == OPTIONS.keys()
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/bucket-types/{name}",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/bucket-types/{name}",))
 async def bucket_type_create(doing: Doing) -> None:
     """In every cluster, one after the other; a cluster with fewer nodes has fewer replicas."""
     name = doing.chance.choice(list(TYPES))
     props = TYPES[name]
-
-    async def everywhere() -> None:
-        for cluster in doing.world.clusters.values():
-            await insist(doing, cluster, f"/admin/bucket-types/{name}", **_numbers(doing, cluster, props))
-
-    doing.undo_later(f"bucket type {name} in every cluster", everywhere)
+    made_later(doing, name)
     made = True
     for cluster in doing.world.clusters.values():
         path = f"/admin/bucket-types/{name}"
-        answer = await act(doing, cluster, path, **_numbers(doing, cluster, props), allowed={"bad-input"})
+        answer = await act(doing, cluster, path, **numbers_of(doing, cluster, props), allowed={"bad-input"})
         made = made and answer is not None and answer.done
     clients = doing.world.workload
     if made and name not in kinds(doing):
-        _ruled(doing, name, props)
+        doing.world.history.rules_of(name)
+        for cluster in doing.world.clusters.values():
+            workload.note_rules(doing.world.history, cluster)
         clients.keys += [Key(name, BUCKET, f"k{number}") for number in range(workload.KEYS)]
 
 
-def _numbers(doing: Doing, cluster: WorldCluster, props: dict[str, Any]) -> dict[str, Any]:
+def made_later(doing: Doing, name: str) -> None:
+    """In the end every cluster has the bucket type."""
+
+    async def everywhere() -> None:
+        for cluster in doing.world.clusters.values():
+            path = f"/admin/bucket-types/{name}"
+            await insist(doing, cluster, path, **numbers_of(doing, cluster, TYPES[name]))
+
+    doing.undo_later(f"bucket type {name} in every cluster", everywhere)
+
+
+def numbers_of(doing: Doing, cluster: WorldCluster, props: dict[str, Any]) -> dict[str, Any]:
     """The same each time, so that it may be repeated."""
     factor = min(2, doing.world.shape.nodes[cluster.number - 1])
     return {"partition_count": 2, "replication_factor": factor, "props": props}
@@ -97,15 +104,6 @@ def scope_of(doing: Doing) -> tuple[str, str]:
     return kind, f"/admin/buckets/{kind}/{bucket}/properties"
 
 
-def _ruled(doing: Doing, kind: str, props: Mapping[str, Any]) -> None:
-    """What clients may expect of keys of this bucket type, from now on and in the end."""
-    rules = doing.world.history.rules_of(kind)
-    rules.always_single = rules.overwrites = False
-    rules.single |= props.get("allow_mult") is False or props.get("last_write_wins") is True
-    rules.unseen |= props.get("dvv_enabled") is False
-    rules.reaps |= props.get("delete_mode", "keep") != "keep"
-
-
 SET: Final = (
     "POST /admin/bucket-types/{type}/properties/set",
     "POST /admin/buckets/{type}/{bucket}/properties/set",
@@ -116,28 +114,26 @@ UNSET: Final = (
 )
 
 
-@step(StepKind.ACT, weight=4, covers=SET)
+@step(StepKind.ACT, weight=12, covers=SET)
 async def properties_set(doing: Doing) -> None:
     """At every cluster, one after the other."""
     (kind, scope), props = scope_of(doing), doing.chance.choice(PROPERTIES)
-    _ruled(doing, kind, props)
-    _put_back_later(doing, kind, scope)
+    put_back_later(doing, kind, scope)
     for cluster in doing.world.clusters.values():
         await act(doing, cluster, f"{scope}/set", props=props, reason="by chance")
 
 
-@step(StepKind.ACT, weight=2, covers=UNSET)
+@step(StepKind.ACT, weight=6, covers=UNSET)
 async def properties_unset(doing: Doing) -> None:
     """At every cluster, one after the other."""
     kind, scope = scope_of(doing)
-    _ruled(doing, kind, {})
-    _put_back_later(doing, kind, scope)
+    put_back_later(doing, kind, scope)
     names: list[str] | None = doing.chance.choice([None, ["allow_mult"], ["delete_mode"]])
     for cluster in doing.world.clusters.values():
         await act(doing, cluster, f"{scope}/unset", names=names)
 
 
-def _put_back_later(doing: Doing, kind: str, scope: str) -> None:
+def put_back_later(doing: Doing, kind: str, scope: str) -> None:
     """In the end every cluster has the properties of the beginning."""
 
     async def put_back() -> None:
@@ -150,7 +146,7 @@ def _put_back_later(doing: Doing, kind: str, scope: str) -> None:
     doing.undo_later(f"properties of {scope}", put_back)
 
 
-def _option(doing: Doing, cluster: WorldCluster) -> tuple[str, str | None]:
+def option_of(doing: Doing, cluster: WorldCluster) -> tuple[str, str | None]:
     name = doing.chance.choice(list(VALUES))
 
     async def unset() -> None:
@@ -162,19 +158,19 @@ def _option(doing: Doing, cluster: WorldCluster) -> tuple[str, str | None]:
     return name, kind
 
 
-@step(StepKind.ACT, weight=3, covers=("POST /admin/options/{option}/set",))
+@step(StepKind.ACT, weight=9, covers=("POST /admin/options/{option}/set",))
 async def option_set(doing: Doing) -> None:
     """Of a cluster, or of a bucket type."""
     cluster = doing.cluster()
-    name, kind = _option(doing, cluster)
+    name, kind = option_of(doing, cluster)
     value = doing.chance.choice(VALUES[name])
     expected: dict[str, Any] = doing.chance.choice([{}, {}, {"expected": None}])
     await act(doing, cluster, f"/admin/options/{name}/set", value=value, bucket_type=kind, **expected)
 
 
-@step(StepKind.ACT, weight=2, covers=("POST /admin/options/{option}/unset",))
+@step(StepKind.ACT, weight=6, covers=("POST /admin/options/{option}/unset",))
 async def option_unset(doing: Doing) -> None:
     """Of a cluster, or of a bucket type."""
     cluster = doing.cluster()
-    name, kind = _option(doing, cluster)
+    name, kind = option_of(doing, cluster)
     await act(doing, cluster, f"/admin/options/{name}/unset", bucket_type=kind)

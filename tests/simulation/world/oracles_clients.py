@@ -543,6 +543,6 @@ def _named(world: World, write: Operation, cluster: str) -> str:
             if window.state.gaps and services.runtime.partitions[partition].bucket_type == kind:
                 return f"a gap of queue {cluster}"
     for services in running(world.clusters[cluster]).values():
-        if services.dead_letters.of_key(StoredKey(kind, bucket, key)):
+        if services.sink._letters.of_key(StoredKey(kind, bucket, key)):
             return "a dead letter"
     return ""

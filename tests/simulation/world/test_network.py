@@ -459,13 +459,20 @@ def test_closing_with_unread_bytes_resets() -> None:
     assert sock.recv(10) == b""
 
 
-def test_a_reset_that_is_lost_comes_with_the_next_segment() -> None:
-    """A reset is not sent again: after a cut the other end learns of it when it sends something."""
+@pytest.mark.parametrize("moment", ["cut", "cut with bytes that wait", "on its way"])
+def test_a_reset_that_is_lost_comes_with_the_next_segment(moment: str) -> None:
+    """A reset is not sent again, and neither is what was sent before it: after a cut the other end learns of it when it
+    sends something."""
     two = Two()
     sock, other = two.pair()
     sock.send(b"unread")
     two.wait(1)
+    if moment == "on its way":
+        other.close()
     two.network.cut(two.a, two.b)
+    if moment == "cut with bytes that wait":
+        other.send(b"lost")
+        two.wait(1)
     other.close()
     two.wait(1)
     two.network.heal()
@@ -1161,10 +1168,28 @@ def test_tls_of_asyncio(folder: CertificateFolder) -> None:
     assert server.refused == {"plaintext": 1, "timeout": 1}
 
 
-def test_tls_of_blocking_clients(folder: CertificateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_blocking_client_ends_at_once() -> None:
+    """abort() of the product's blocking HTTP client ends a request that waits in another thread."""
+    two = Two()
+    two.serve(two.b, lambda: Answers(silent=True))
+    peers: list[HttpPeer] = []
+
+    def ask() -> None:
+        peers.append(HttpPeer(f"http://{two.b.address}:{PORT}", 1))
+        peers[0].post("/x", b"q", media_type="a/b", timeout_ms=50_000, limit_bytes=100)
+
+    with libraries_in_the_world():
+        asking = two.blocked(two.a, ask)
+        two.wait(2)
+        assert not asking
+        two.block(two.a, peers[0].abort)
+        two.wait(0.1)
+        assert isinstance(asking[0], PeerFault)
+
+
+def test_tls_of_blocking_clients(folder: CertificateFolder) -> None:
     """The product's blocking HTTP client exchanges over TLS in a greenlet, and a peer of another cluster is refused."""
     two = Two()
-    monkeypatch.setattr("urllib3.util.connection.create_connection", _create_connection)
     serve_tls(two, folder)
 
     def ask(cluster: str) -> int:

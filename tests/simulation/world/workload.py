@@ -85,9 +85,14 @@ def prepare(world: World) -> Workload:
     return Workload(_sessions(world, chance), keys)
 
 
+def properties_path(cluster: WorldCluster) -> str:
+    """Where a cluster's metastore has the properties."""
+    return f"/isthmus/{cluster.name}{PROPERTIES_PATH}"
+
+
 def note_rules(history: History, cluster: WorldCluster) -> None:
     """Record the properties that bucket types have in a cluster now, as its metastore has them."""
-    read = cluster.ensemble.tree.read(PROPERTIES_PATH)
+    read = cluster.ensemble.tree.read(properties_path(cluster))
     found = None if read is None else decode_properties(Versioned(read[0], read[1].version))
     settings = PropertySettings() if found is None else found
     for name, rules in history.rules.items():
@@ -95,7 +100,7 @@ def note_rules(history: History, cluster: WorldCluster) -> None:
 
 
 def _noted(history: History, cluster: WorldCluster, path: str, _parent: str, _before: object) -> None:
-    if path == PROPERTIES_PATH:
+    if path == properties_path(cluster):
         note_rules(history, cluster)
 
 
