@@ -9,17 +9,18 @@ between both, and whatever is unknown may be null. Each answer is judged by a pu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote_plus
 
+from isthmus.queues.window import Window
 from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 from isthmus.repl.model.vclock import decode_clock, descends
-from isthmus.repl.store.rows import KEY_TAG, SEGMENT_BYTES, U32, split_tail
+from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG, SEGMENT_BYTES, U32, U64, decode_change, decode_u64, split_tail
 from tests.simulation.world.asking import Answer, NoAnswer, ask
 from tests.simulation.world.kernel import SECOND
 from tests.simulation.world.node import ADMIN_PORT
@@ -60,15 +61,14 @@ class CopyTruth(NamedTuple):
 
 
 class WindowTruth(NamedTuple):
-    """The window of a queue at a partition's leader. `cursor` and `applied` only rise within one life."""
+    """The window of a queue at a partition's leader."""
 
     life: tuple[str, int, int]
     """(node, number of its process, epoch)"""
-    cursor: int
-    applied: int
     gaps: frozenset[tuple[int, int]]
     """(start, end), of those in CURSOR entries."""
-    unrecorded: int
+    waiting: frozenset[int]
+    """Offsets of the change rows that the queue offers and that are not settled."""
 
 
 class QueueTruth(NamedTuple):
@@ -208,7 +208,7 @@ def judge_partitions(document: Mapping[str, Any], moment: Moment) -> list[str]:
 
 
 def judge_lag(document: Mapping[str, Any], moment: Moment) -> list[str]:
-    """`GET /admin/lag`: a queue that is nothing behind has sent all that was applied before the question."""
+    """`GET /admin/lag`: where a change waited all the time, a queue is not said to be nothing behind."""
     wrong = []
     for row in document["lag"]:
         if row["objects"] != 0 and row["seconds"] != 0.0:
@@ -217,12 +217,10 @@ def judge_lag(document: Mapping[str, Any], moment: Moment) -> list[str]:
             before, after = (each.windows.get((row["queue"], number)) for each in moment)
             if record.bucket_type != row["bucket_type"] or before is None or after is None:
                 continue
-            if before.life != after.life or after.gaps or after.unrecorded:
-                continue
-            if after.cursor < before.applied:
+            if before.life == after.life and (waiting := before.waiting & after.waiting):
                 wrong.append(
-                    f"queue {row['queue']}, bucket type {row['bucket_type']}: nothing waits; in partition {number} its "
-                    f"cursor is at {after.cursor}, and {before.applied} was applied before"
+                    f"queue {row['queue']}, bucket type {row['bucket_type']}: nothing waits; in partition {number} the "
+                    f"changes {sorted(waiting)[:5]} do"
                 )
     return wrong
 
@@ -343,12 +341,16 @@ def judge_sinks(document: Mapping[str, Any], moment: Moment) -> list[str]:
     return wrong
 
 
+LAG: Final = "/admin/lag"
+
+EXPLAIN: Final = "/admin/explain"
+
 Judgement = Callable[[Mapping[str, Any], Moment], list[str]]
 
 DOCUMENTS: Final[Mapping[str, Judgement]] = {
     "/admin/cluster": judge_cluster,
     "/admin/partitions": judge_partitions,
-    "/admin/lag": judge_lag,
+    LAG: judge_lag,
     "/admin/gaps": judge_gaps,
     "/admin/ledger": judge_ledger,
     "/admin/queues": judge_queues,
@@ -459,12 +461,12 @@ class Told:
             self._wrong.append(f"{task.get_name()} could not be judged: {error!r}")
 
     async def _ask(self, world: World, node: WorldNode, path: str, *, quiet: bool) -> None:
-        cluster = world.clusters[node.cluster]
-        before = self._truth(world, cluster, node)
+        waiting = path == LAG
+        before = self._truth(world, node, waiting=waiting)
         answer = await _answer_of(node, path)
         if answer is None:
             return
-        moment = Moment(before, self._truth(world, cluster, node))
+        moment = Moment(before, self._truth(world, node, waiting=waiting))
         self.judged[path] = self.judged.get(path, 0) + 1
         wrong = DOCUMENTS[path](answer.document, moment)
         if quiet and path in AT_QUIET:
@@ -504,7 +506,8 @@ class Told:
             if node.machine.frozen or services is None or services.session is not SessionState.CONNECTED:
                 self._unsure_ns[name] = now_ns
 
-    def _truth(self, world: World, cluster: WorldCluster, asked: WorldNode) -> Truth:
+    def _truth(self, world: World, asked: WorldNode, *, waiting: bool) -> Truth:
+        cluster = world.clusters[asked.cluster]
         self._note(world, cluster)
         now_ns = world.kernel.now_ns
         copies, queues, checks, received = {}, {}, {}, {}
@@ -546,15 +549,12 @@ class Told:
             records_of(cluster),
             registered(cluster),
             copies,
-            _windows(cluster),
+            _windows(cluster, waiting=waiting),
             queues,
             settled,
             checks,
             received,
         )
-
-
-EXPLAIN: Final = "/admin/explain"
 
 
 def judge_quiet_cluster(document: Mapping[str, Any], moment: Moment) -> list[str]:
@@ -613,7 +613,7 @@ def judge_quiet_findings(document: Mapping[str, Any], moment: Moment) -> list[st
 
 AT_QUIET: Final[Mapping[str, Judgement]] = {
     "/admin/cluster": judge_quiet_cluster,
-    "/admin/lag": judge_quiet_lag,
+    LAG: judge_quiet_lag,
     "/admin/ledger": judge_quiet_ledger,
     "/admin/findings": judge_quiet_findings,
 }
@@ -628,7 +628,8 @@ async def _answer_of(node: WorldNode, path: str) -> Answer | None:
     return answer if answer.status == 200 else None
 
 
-def _windows(cluster: WorldCluster) -> dict[tuple[str, int], WindowTruth]:
+def _windows(cluster: WorldCluster, *, waiting: bool = False) -> dict[tuple[str, int], WindowTruth]:
+    """Of all leaders, with what waits if `waiting`."""
     found = {}
     for number, led in leaders_of(cluster).items():
         life = led.node, cluster.nodes[led.node].machine.boots, led.partition.replica.epoch
@@ -636,10 +637,23 @@ def _windows(cluster: WorldCluster) -> dict[tuple[str, int], WindowTruth]:
             window = machine.windows.get(number)
             if window is not None:
                 gaps = frozenset((gap.start, gap.end) for gap in window.state.gaps)
-                found[name, number] = WindowTruth(
-                    life, window.cursor, window.applied, gaps, len(window.unrecorded_gaps())
-                )
+                waits = _waiting(rows_of(led.services), window) if waiting else ()
+                found[name, number] = WindowTruth(life, gaps, frozenset(waits))
     return found
+
+
+def _waiting(rows: Any, window: Window) -> Iterator[int]:
+    """Offsets of the rows from the settled prefix on that the queue offers and that are not settled, nor given up."""
+    settled = window._settled_places, window._settled_rows, window._skip_rows
+    first = next((place for place in window._served if place not in window._settled_places), None)
+    if first is None:
+        first = next((place for place in window._fresh if place in window.waiting), window.scan)
+    start = CHANGE_TAG + U32.pack(window.partition)
+    for name in rows.irange(start + U64.pack(first), start + U64.pack(window.applied), (True, False)):
+        row = decode_change(decode_u64(name[len(start) :]), rows[name])
+        given_up = any(gap.start <= row.offset < gap.end for gap in window.unrecorded_gaps())
+        if window.offers_row(row) and not given_up and not any(row.offset in offsets for offsets in settled):
+            yield row.offset
 
 
 def _some_key(cluster: WorldCluster, chance: Random) -> Key | None:

@@ -59,7 +59,7 @@ def truth(**changes: Any) -> Truth:
         records={1: RECORD},
         registered=frozenset(("n1", "n2")),
         copies={("n1", 1): CopyTruth((1, 3), 10, 10, 10), ("n2", 1): CopyTruth((1, 3), 10, 9, 9)},
-        windows={("q", 1): WindowTruth(LIFE, 10, 10, frozenset(), 0)},
+        windows={("q", 1): WindowTruth(LIFE, frozenset(), frozenset())},
         queues={("n1", "q"): QueueTruth(1, 5, 4, False)},
         settled=SETTLED,
     )
@@ -156,15 +156,17 @@ def test_a_partition_that_is_left_out_is_named() -> None:
 
 @pytest.mark.parametrize(("objects", "seconds"), [(0, 0.0), (0, None), (3, 0.0)])
 def test_nothing_behind_is_true_or_unknown(objects: int | None, seconds: float | None) -> None:
-    """A queue that says that nothing waits has a cursor behind all that was applied before; null claims nothing."""
+    """A queue of which a change waits all the time does not say that nothing waits; null claims nothing."""
     row = {"queue": "q", "bucket_type": "default", "objects": objects, "seconds": seconds}
     assert judge_lag({"lag": [row]}, moment()) == []
-    behind = moment(windows={("q", 1): WindowTruth(LIFE, 8, 10, frozenset(), 0)})
+    behind = moment(windows={("q", 1): WindowTruth(LIFE, frozenset(), frozenset((8,)))})
     assert len(judge_lag({"lag": [row]}, behind)) == 1
     assert judge_lag({"lag": [row | {"objects": None, "seconds": None}]}, behind) == []
     assert judge_lag({"lag": [row | {"objects": 2, "seconds": 0.5}]}, behind) == []
-    moved = Moment(truth(), truth(windows={("q", 1): WindowTruth(("n2", 1, 4), 8, 10, frozenset(), 0)}))
-    assert judge_lag({"lag": [row]}, moved) == []
+    went = truth(windows={("q", 1): WindowTruth(LIFE, frozenset(), frozenset((9,)))})
+    assert judge_lag({"lag": [row]}, Moment(behind.before, went)) == []
+    moved = truth(windows={("q", 1): WindowTruth(("n2", 1, 4), frozenset(), frozenset((8,)))})
+    assert judge_lag({"lag": [row]}, Moment(behind.before, moved)) == []
 
 
 def gaps_answer(*starts: int, **changes: Any) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def gaps_answer(*starts: int, **changes: Any) -> dict[str, Any]:
 
 def test_gaps_are_told_while_they_are_open_and_no_longer() -> None:
     """ "No gaps" is wrong while one is open; a gap that nobody has is wrong; a silent node makes it unknown."""
-    open_gap = moment(windows={("q", 1): WindowTruth(LIFE, 10, 10, frozenset(((4, 6),)), 0)})
+    open_gap = moment(windows={("q", 1): WindowTruth(LIFE, frozenset(((4, 6),)), frozenset())})
     assert judge_gaps(gaps_answer(4), open_gap) == []
     assert judge_gaps(gaps_answer(), moment()) == []
     assert len(judge_gaps(gaps_answer(), open_gap)) == 1
@@ -210,7 +212,7 @@ def test_findings_name_what_is_amiss_or_say_that_something_is_unknown() -> None:
     found = [{"code": "out-of-sync", "severity": "warning"}]
     assert judge_findings({"findings": found}, short) == []
     assert judge_findings({"findings": [{"code": "not-known", "severity": "unknown"}]}, short) == []
-    gaps = moment(windows={("q", 1): WindowTruth(LIFE, 10, 10, frozenset(((4, 6),)), 0)})
+    gaps = moment(windows={("q", 1): WindowTruth(LIFE, frozenset(((4, 6),)), frozenset())})
     assert len(judge_findings(fine, gaps)) == 1
     assert judge_findings({"findings": [{"code": "gaps", "severity": "warning"}]}, gaps) == []
 
