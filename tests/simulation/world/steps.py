@@ -27,7 +27,9 @@ class StepKind(Enum):
     OPERATION = "operation"
     """A client."""
     ACT = "act"
-    """An operator, or a machine."""
+    """An operator."""
+    FAULT = "fault"
+    """A machine, a disk, a network or a metastore."""
 
 
 class Doing:
