@@ -552,11 +552,13 @@ class Errors:
 
     def __init__(self) -> None:
         self._judged = 0
+        self._disturbances = 0
         self._calm_since_ns: int | None = 0
 
     def look(self, world: World) -> list[str]:
         now_ns = world.kernel.now_ns
-        if world.broken or not all(node.running for node in world.nodes):
+        disturbed, self._disturbances = world.disturbances != self._disturbances, world.disturbances
+        if world.broken or disturbed or not all(node.running for node in world.nodes):
             self._calm_since_ns = None
         elif self._calm_since_ns is None:
             self._calm_since_ns = now_ns
