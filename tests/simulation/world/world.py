@@ -22,6 +22,7 @@ from tests.simulation.world.libraries import libraries_in_the_world
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
 from tests.simulation.world.node import WorldNode
+from tests.simulation.world.sockets import VirtualSocket
 from tests.simulation.world.steps import KINDS, Doing, StepKind, found
 from tests.simulation.world.story import Story
 
@@ -93,10 +94,16 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         with _quiet_end():
-            for node in self.nodes:
-                node.machine.kill()
+            for machine in (*(node.machine for node in self.nodes), self.operators, self.clients):
+                machine.kill()
+                for process in machine.ended:
+                    self.kernel.end(process.greenlets)
+                    process.free()
             self._outside.close()
             self.clusters = {}
+            for each in gc.get_objects():  # libraries keep some until this process ends
+                if type(each) is VirtualSocket:
+                    each.let_go()
             gc.collect()
         shutil.rmtree(self.directory, ignore_errors=True)
 
