@@ -54,6 +54,11 @@ class Doing:
         self.world.changed.pop(what, None)
         self.world.changed[what] = undo
 
+    def recover_later(self, what: str, recover: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """What a cluster needs before anything else is taken back, once nothing is broken."""
+        self.world.recoveries.pop(what, None)
+        self.world.recoveries[what] = recover
+
     def declare_loss(self, scope: Scope, cluster: str, *, queue: str = "", bucket_type: str = "") -> DeclaredLoss:
         """Call this before an act that may lose what clients were promised, and `loss_is_over` after it."""
         loss = DeclaredLoss(scope, cluster, self.name, queue, bucket_type, self.world.kernel.now_ns)
