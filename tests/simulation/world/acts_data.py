@@ -24,8 +24,8 @@ def reaped(doing: Doing, bucket_types: Iterable[str]) -> None:
 
 
 def erased(doing: Doing) -> None:
-    """An operator deletes keys. A deletion of last_write_wins may be newer than writes of later, where clocks differ, so
-    what is said of these keys is not over with the act."""
+    """An operator deletes keys. With last_write_wins a deletion may be newer than later writes, where clocks differ, so
+    the loss is not over with the act."""
     for name in doing.world.clusters:
         doing.declare_loss(Scope.CLUSTER, name)
 
