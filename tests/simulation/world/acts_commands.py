@@ -414,7 +414,8 @@ def _reap_tombs(doing: Doing) -> Invocation:
 def _erase_keys(doing: Doing) -> Invocation:
     if doing.chance.random() < 0.5:
         return Invocation(doing.cluster(), [*_scope(doing), "--dry-run"])
-    return Invocation(doing.cluster(), [*_scope(doing), "--yes"], loses=True)
+    acts_data.erased(doing)
+    return Invocation(doing.cluster(), [*_scope(doing), "--yes"])
 
 
 def _repair_keys(doing: Doing) -> Invocation:
