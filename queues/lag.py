@@ -231,7 +231,8 @@ class _Reading:
         self._is_whole = self._is_done = True
 
     def _show_seconds(self, since_ms: int) -> None:
-        self.shown["seconds"] = max(0, self._wall_ms - since_ms) / 1000
+        """0 is what a partition says in which nothing waits, so that a clock that stepped back must not give it."""
+        self.shown["seconds"] = max(1, self._wall_ms - since_ms) / 1000
 
 
 def _sizes(store: Store, window: Window, rows: Sequence[Change]) -> int | None:

@@ -165,7 +165,7 @@ def listed(
         "waiting": waiting,
         "waiting_at_ms": now.at_ms,
         "in_flight": machine.in_flight_count(),
-        "oldest_age_ms": None if oldest is None else max(0, wall_ms - oldest),
+        "oldest_age_ms": None if oldest is None else max(1, wall_ms - oldest),  # 0: nothing waits
         "objects_in_memory": budget.objects,
         "references_in_memory": budget.references,
         "served": counts.served,

@@ -101,7 +101,7 @@ class NodeReplicas(LocalReplicas, StreamReplicas):
         )
 
     def _is_whole(self, found: Partition) -> bool:
-        return found.replica.far_position is None and not self._store.needs_replay()
+        return found.replica.far_position is None and not self._store.lacks_rows(found.id)
 
 
 def _range(found: Partition) -> LedPartition:

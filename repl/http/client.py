@@ -374,10 +374,16 @@ class _PacedReader(io.RawIOBase):
 
 
 def _reporting(base: Any, adapter: _Adapter) -> type[HTTPConnection]:
+    # Not the adapter itself: urllib3 registers idle connections for the end of the process, so that a session that
+    # nobody closed would never be freed.
+    reports_to = weakref.ref(adapter)
+
     class ReportingConnection(base):  # type: ignore[misc]
         response_class = _Answer
 
         def connect(self) -> None:
+            adapter = reports_to()
+            assert adapter is not None, "its adapter sends the request"
             adapter.prepare(self)
             super().connect()
             adapter.opened(self)

@@ -325,6 +325,10 @@ class LevelStore:
         """See the port."""
         return self._needs_replay
 
+    def lacks_rows(self, partition: int) -> bool:
+        """See the port."""
+        return self._progress.replayed(partition) is not None
+
     def replay_finished(self) -> None:
         """See the port."""
         if self._progress.replaying():

@@ -231,6 +231,10 @@ class Store(Protocol):
         a clean stop: rows between floor and applied may be missing (docs/protocol.md H36), so replay
         starts at the floors and nothing may be served before it has passed `applied`."""
 
+    def lacks_rows(self, partition: int) -> bool:
+        """True while rows of this partition between its floor and the applied offset found at open may be missing: its
+        own replay has not passed them. Others may still be below theirs."""
+
     def replay_finished(self) -> None:
         """Replay has passed every applied offset found at open: checkpoint, then note the boot id. Does nothing while
         some partition is below its own, such as one whose copy is not open yet."""

@@ -336,6 +336,10 @@ class MemoryStore:
         """Never: a restart loses everything here."""
         return False
 
+    def lacks_rows(self, _partition: int) -> bool:
+        """Never: a restart loses everything here."""
+        return False
+
     def replay_finished(self) -> None:
         """See the port; a checkpoint."""
         self.checkpoint()

@@ -20,8 +20,11 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, Retrya
 from isthmus.repl.runtime.metastore_copy import adopt, check_known, load_copy, plan_adoption
 from isthmus.repl.storage.identity import NAME as IDENTITY
 from isthmus.repl.storage.slot_file import SlotFile
+from tests.simulation.world import acts_types, workload
 from tests.simulation.world.acts_nodes import empty_directory, start, stop
+from tests.simulation.world.acts_queues import kinds
 from tests.simulation.world.admin import SETTLED_S, WrongAnswer, act, insist, look
+from tests.simulation.world.faults import complete_without
 from tests.simulation.world.history import DeclaredLoss, Scope
 from tests.simulation.world.kernel import SECOND
 from tests.simulation.world.steps import Doing, StepKind, step
@@ -104,10 +107,12 @@ async def backup_create(doing: Doing) -> None:
 async def backup_restore_node(doing: Doing) -> None:
     """A node is stopped, and goes on with a backup of itself beside the others, from whom it catches up. Where it was
     needed, its partitions wait for an operator."""
-    node = doing.node(lambda each: bool(_backups(doing, each)) and len(doing.world.clusters[each.cluster].nodes) > 1)
-    if node is None or not await stop(doing, node):
+    node = doing.node(lambda each: bool(_backups(doing, each)))
+    if node is None:
         return
     cluster = doing.world.clusters[node.cluster]
+    if not complete_without(cluster, node) or not await stop(doing, node):
+        return
     backup = doing.chance.choice(_backups(doing, node))
     leaders_forced_later(doing, cluster)
     await _restored(doing, node, backup)
@@ -129,7 +134,7 @@ def leaders_forced_later(doing: Doing, cluster: WorldCluster) -> None:
                 await _forced(doing, cluster, partition)
         raise WrongAnswer(f"{cluster.name}: partitions are offline after a restoration, and leaders cannot be forced")
 
-    doing.undo_later(f"partitions of {cluster.name} that lost their copies", force)
+    doing.recover_later(f"partitions of {cluster.name} that lost their copies", force)
 
 
 async def _offline(doing: Doing, cluster: WorldCluster) -> set[int]:
@@ -197,12 +202,25 @@ def _reseeded_later(doing: Doing, cluster: WorldCluster, loss: DeclaredLoss) -> 
         for _ in range(60):
             await insist(doing, cluster, "/admin/cluster/reseed")
             if not await _offline(doing, cluster):
+                for name in kinds(doing):
+                    await _made_again(doing, cluster, name)
                 doing.loss_is_over(loss)
                 return
             await asyncio.sleep(2.0)
         raise WrongAnswer(f"{cluster.name}: partitions are offline after the metastore was adopted")
 
-    doing.undo_later(f"records of {cluster.name}", reseed)
+    doing.recover_later(f"records of {cluster.name}", reseed)
+
+
+async def _made_again(doing: Doing, cluster: WorldCluster, name: str) -> None:
+    """Make a bucket type that is younger than the copy of the metastore in the backups."""
+    if name == "default":
+        return
+    factor = doing.world.shape.nodes[cluster.number - 1]
+    numbers = {"partition_count": 1, "replication_factor": factor, "props": workload.TYPES.get(name)}
+    if name in acts_types.TYPES:
+        numbers = acts_types.numbers_of(doing, cluster, acts_types.TYPES[name])
+    await insist(doing, cluster, f"/admin/bucket-types/{name}", over={"bucket-type-exists"}, **numbers)
 
 
 async def _adopted(doing: Doing, cluster: WorldCluster, node: WorldNode) -> None:

@@ -17,6 +17,7 @@ from tests.simulation.world.acts_backup import leaders_forced_later
 from tests.simulation.world.acts_nodes import start, stop
 from tests.simulation.world.clusters import WorldCluster
 from tests.simulation.world.commands import RESTART, run
+from tests.simulation.world.faults import complete_without
 from tests.simulation.world.history import Scope
 from tests.simulation.world.steps import Doing, StepKind, step
 
@@ -413,7 +414,8 @@ def _reap_tombs(doing: Doing) -> Invocation:
 def _erase_keys(doing: Doing) -> Invocation:
     if doing.chance.random() < 0.5:
         return Invocation(doing.cluster(), [*_scope(doing), "--dry-run"])
-    return Invocation(doing.cluster(), [*_scope(doing), "--yes"], loses=True)
+    acts_data.erased(doing)
+    return Invocation(doing.cluster(), [*_scope(doing), "--yes"])
 
 
 def _repair_keys(doing: Doing) -> Invocation:
@@ -514,10 +516,11 @@ for _words, (_weight, _draw) in COMMANDS.items():
 @step(StepKind.ACT, weight=1, covers=("node new-identity",))
 async def isthmus_node_new_identity(doing: Doing) -> None:
     """A node is stopped, gets new log ids for all its replicas, and catches up from the others."""
-    node = doing.node(lambda each: len(doing.world.clusters[each.cluster].nodes) > 1)
-    if node is None or not await stop(doing, node):
-        return
+    node = doing.node()
+    assert node is not None
     cluster = doing.world.clusters[node.cluster]
+    if not complete_without(cluster, node) or not await stop(doing, node):
+        return
     leaders_forced_later(doing, cluster)
     await run(doing, cluster, "node", "new-identity", str(node.file), "--by", "operator", allowed=ALLOWED, local=True)
     await start(doing, node)

@@ -23,6 +23,13 @@ def reaped(doing: Doing, bucket_types: Iterable[str]) -> None:
         doing.world.history.rules_of(name).reaps = True
 
 
+def erased(doing: Doing) -> None:
+    """An operator deletes keys. With last_write_wins a deletion may be newer than later writes, where clocks differ, so
+    the loss is not over with the act."""
+    for name in doing.world.clusters:
+        doing.declare_loss(Scope.CLUSTER, name)
+
+
 async def _fold(doing: Doing, kind: str, *, acts: bool = True, **more: Any) -> None:
     """All pages of a fold over all partitions, as the command line asks for them. It ends where one is refused."""
     cluster, chance = doing.cluster(), doing.chance
@@ -39,14 +46,11 @@ async def _fold(doing: Doing, kind: str, *, acts: bool = True, **more: Any) -> N
     body: dict[str, Any] = {"kind": kind, **scope, **more}
     if acts:
         body["dry_run"] = dry_run
-    losses = []
     if kind == "erase-keys" and not dry_run:
-        losses = [doing.declare_loss(Scope.CLUSTER, each) for each in doing.world.clusters]
+        erased(doing)
     if kind == "reap-tombs" and not dry_run:
         reaped(doing, [bucket_type for _, bucket_type in numbers])
     await _pages(doing, cluster, [number for number, _ in numbers], body)
-    for loss in losses:
-        doing.loss_is_over(loss)
 
 
 async def _pages(doing: Doing, cluster: WorldCluster, numbers: list[int], body: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ async def ask(
     if body is not None or not answer.done:
         said = answer.body.get("error") or answer.body.get("outcome") or ""
         doing.tell(f"{method} {node.name} {path} {_shown(body)}: {status} {answer.reason} {str(said)[:160]}")
-    why = _wrong(answer, allowed, disturbed=bool(world.broken))
+    why = wrong(answer, allowed, disturbed=bool(world.broken))
     if why:
         raise WrongAnswer(f"{method} {path} {_shown(body)} at {node.name}: {status} {raw[:300]!r}: {why}")
     return answer
@@ -183,7 +183,7 @@ async def until(
         await asyncio.sleep(RETRY_S)
 
 
-def _wrong(answer: Answer, allowed: Collection[str], *, disturbed: bool) -> str:
+def wrong(answer: Answer, allowed: Collection[str], *, disturbed: bool) -> str:
     """Why an answer is wrong; "" if it is right."""
     status, reason = answer.status, answer.reason
     if answer.done:

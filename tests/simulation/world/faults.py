@@ -66,7 +66,7 @@ def other(doing: Doing, node: WorldNode) -> WorldNode | None:
 # Processes and machines
 
 
-@step(StepKind.ACT, weight=4)
+@step(StepKind.FAULT, weight=4)
 async def kill(doing: Doing) -> None:
     """A process ends at once."""
     node = doing.node(running)
@@ -75,7 +75,7 @@ async def kill(doing: Doing) -> None:
         await for_a_while(doing, f"{node.name} is killed", lambda: start_again(node), doing.chance.choice(RESTART_S))
 
 
-@step(StepKind.ACT, weight=1)
+@step(StepKind.FAULT, weight=1)
 async def kill_cluster(doing: Doing) -> None:
     """All processes of a cluster end within a moment."""
     cluster = doing.cluster()
@@ -98,7 +98,7 @@ def lose_power(doing: Doing, node: WorldNode) -> None:
     node.machine.power_on()
 
 
-@step(StepKind.ACT, weight=3)
+@step(StepKind.FAULT, weight=3)
 async def power_loss(doing: Doing) -> None:
     """A machine loses power."""
     node = doing.node(running)
@@ -108,7 +108,7 @@ async def power_loss(doing: Doing) -> None:
         await for_a_while(doing, what, lambda: start_again(node), doing.chance.choice(RESTART_S))
 
 
-@step(StepKind.ACT, weight=1)
+@step(StepKind.FAULT, weight=1)
 async def power_loss_of_a_cluster(doing: Doing) -> None:
     """All machines of a cluster lose power at once."""
     cluster = doing.cluster()
@@ -124,7 +124,7 @@ async def power_loss_of_a_cluster(doing: Doing) -> None:
     await for_a_while(doing, f"all of {cluster.name} has lost power", undo, doing.chance.choice(RESTART_S))
 
 
-@step(StepKind.ACT, weight=3)
+@step(StepKind.FAULT, weight=3)
 async def freeze(doing: Doing) -> None:
     """A process is suspended, as by SIGSTOP or a paused machine."""
     node = doing.node(lambda each: each.running and not each.machine.frozen)
@@ -142,7 +142,7 @@ async def freeze(doing: Doing) -> None:
 # Clocks
 
 
-@step(StepKind.ACT, weight=3)
+@step(StepKind.FAULT, weight=3)
 async def clock_step(doing: Doing) -> None:
     """A wall clock is stepped, and set right when the world heals."""
     node = doing.node()
@@ -157,7 +157,7 @@ async def clock_step(doing: Doing) -> None:
     doing.heal_later(f"the clock of {node.name} is wrong", right)
 
 
-@step(StepKind.ACT, weight=1)
+@step(StepKind.FAULT, weight=1)
 async def clock_drift(doing: Doing) -> None:
     """All clocks of a machine run too fast or too slowly."""
     node = doing.node()
@@ -170,7 +170,7 @@ async def clock_drift(doing: Doing) -> None:
 # Disks
 
 
-@step(StepKind.ACT, weight=3)
+@step(StepKind.FAULT, weight=3)
 async def shortage(doing: Doing) -> None:
     """A disk is short of space, inodes or descriptors, or mounted for reading only."""
     node = doing.node(running)
@@ -189,7 +189,7 @@ async def shortage(doing: Doing) -> None:
     await for_a_while(doing, f"the disk of {node.name}: {failure.value}", undo, doing.chance.choice(CUT_S))
 
 
-@step(StepKind.ACT, weight=1)
+@step(StepKind.FAULT, weight=1)
 async def broken_disk(doing: Doing) -> None:
     """A disk answers EIO; the node ends, and is started when the disk is another one's."""
     node = doing.node(running)
@@ -205,7 +205,7 @@ async def broken_disk(doing: Doing) -> None:
     await for_a_while(doing, f"the disk of {node.name}: {failure.value}", undo, doing.chance.choice(CUT_S))
 
 
-@step(StepKind.ACT, weight=2)
+@step(StepKind.FAULT, weight=2)
 async def slow_disk(doing: Doing) -> None:
     """Every sync of a disk takes long."""
     node = doing.node()
@@ -230,7 +230,7 @@ def complete_without(cluster: WorldCluster, node: WorldNode) -> bool:
     return False
 
 
-@step(StepKind.ACT, weight=2)
+@step(StepKind.FAULT, weight=2)
 async def lost_directory(doing: Doing) -> None:
     """A machine comes back with an empty data directory, while the others have everything."""
     node = doing.node(running)
@@ -245,7 +245,7 @@ async def lost_directory(doing: Doing) -> None:
 # Networks
 
 
-@step(StepKind.ACT, weight=3)
+@step(StepKind.FAULT, weight=3)
 async def cut(doing: Doing) -> None:
     """Two nodes of a cluster do not reach each other, or one does not reach the other."""
     node = doing.node()
@@ -261,7 +261,7 @@ async def cut(doing: Doing) -> None:
     await for_a_while(doing, what, undo, doing.chance.choice(CUT_S))
 
 
-@step(StepKind.ACT, weight=2)
+@step(StepKind.FAULT, weight=2)
 async def cut_off(doing: Doing) -> None:
     """One node is cut off from all others of its cluster, and perhaps from the metastore."""
     node = doing.node()
@@ -285,7 +285,7 @@ async def cut_off(doing: Doing) -> None:
     await for_a_while(doing, what, undo, doing.chance.choice(CUT_S))
 
 
-@step(StepKind.ACT, weight=2)
+@step(StepKind.FAULT, weight=2)
 async def cut_clusters(doing: Doing) -> None:
     """Two clusters do not reach each other."""
     names = doing.chance.sample(list(doing.world.clusters), 2)
@@ -302,7 +302,7 @@ async def cut_clusters(doing: Doing) -> None:
     await for_a_while(doing, f"{names[0]} and {names[1]} are cut off", undo, doing.chance.choice(CUT_S))
 
 
-@step(StepKind.ACT, weight=2)
+@step(StepKind.FAULT, weight=2)
 async def lossy_network(doing: Doing) -> None:
     """Packets are lost everywhere: connections stutter."""
     network = doing.world.network
@@ -310,7 +310,7 @@ async def lossy_network(doing: Doing) -> None:
     await for_a_while(doing, "packets are lost", lambda: network.lose(0.0), doing.chance.choice(CUT_S))
 
 
-@step(StepKind.ACT, weight=2)
+@step(StepKind.FAULT, weight=2)
 async def reset_connections(doing: Doing) -> None:
     """Some open connections end by a reset."""
     found = doing.world.network.connections()
@@ -320,7 +320,7 @@ async def reset_connections(doing: Doing) -> None:
     doing.tell("connections are reset")
 
 
-@step(StepKind.ACT, weight=1)
+@step(StepKind.FAULT, weight=1)
 async def slow_reader(doing: Doing) -> None:
     """The reader of a connection takes a kilobyte a second."""
     found = doing.world.network.connections()
@@ -333,7 +333,7 @@ async def slow_reader(doing: Doing) -> None:
     await for_a_while(doing, "the reader of a connection is slow", undo, doing.chance.choice(CUT_S))
 
 
-@step(StepKind.ACT, weight=1)
+@step(StepKind.FAULT, weight=1)
 async def undialled(doing: Doing) -> None:
     """Nobody can dial a node, which dials all others."""
     node = doing.node()
@@ -348,7 +348,7 @@ async def undialled(doing: Doing) -> None:
     await for_a_while(doing, f"{node.name} cannot be dialled", undo, doing.chance.choice(CUT_S))
 
 
-@step(StepKind.ACT, weight=1)
+@step(StepKind.FAULT, weight=1)
 async def no_descriptors(doing: Doing) -> None:
     """A machine accepts no connection for want of descriptors."""
     node = doing.node()
@@ -362,7 +362,7 @@ async def no_descriptors(doing: Doing) -> None:
 # Metastore
 
 
-@step(StepKind.ACT, weight=2)
+@step(StepKind.FAULT, weight=2)
 async def session_expires(doing: Doing) -> None:
     """The metastore ends a node's session."""
     node = doing.node(running)
@@ -372,7 +372,7 @@ async def session_expires(doing: Doing) -> None:
         doing.tell(f"the session of {node.name} has expired")
 
 
-@step(StepKind.ACT, weight=2)
+@step(StepKind.FAULT, weight=2)
 async def metastore_is_away(doing: Doing) -> None:
     """A cluster's metastore does not answer, or a node does not reach it, or it is slow."""
     cluster = doing.cluster()
@@ -391,7 +391,7 @@ async def metastore_is_away(doing: Doing) -> None:
     await for_a_while(doing, what, undo, doing.chance.choice(CUT_S))
 
 
-@step(StepKind.ACT, weight=1)
+@step(StepKind.FAULT, weight=1)
 async def old_metastore(doing: Doing) -> None:
     """A metastore comes back with the data of some moments ago; nodes refuse it until it has the newest again."""
     cluster = doing.cluster()

@@ -107,7 +107,7 @@ class Operation:
     def __str__(self) -> str:
         until = "?" if self.answered_ns == NEVER else f"{self.answered_ns / 1e9:.6f}"
         times = f"{self.called_ns / 1e9:.6f} to {until} s"
-        who = f"{self.session} at {self.cluster}"
+        who = f"{self.session} at {self.cluster} {self.key}"
         if self.kind is Kind.READ:
             return f"{times} {who} read {{{', '.join(self.values)}}} under {shown(self.clock)}"
         what = f"wrote {self.value}" if self.kind is Kind.PUT else "deleted"

@@ -26,6 +26,9 @@ MS = 1_000_000
 SECOND = 1_000 * MS
 
 
+ENDS_MAX = 3
+"""How often a greenlet is told to end: what it does at its end may wait again."""
+
 _DIGEST_MASK = (1 << 64) - 1
 
 
@@ -70,6 +73,7 @@ class Kernel:
         self._heap: list[tuple[int, int, KernelEvent]] = []
         self._numbers = 0
         self._hub = getcurrent()
+        self._greenlets: set[greenlet] = set()
 
     def at(self, delay_ns: int, callback: Callable[[], object], machine: VirtualMachine | None = None) -> KernelEvent:
         """`callback` is called `delay_ns` from now, on `machine`."""
@@ -131,11 +135,28 @@ class Kernel:
 
     def spawn(self, run: Callable[[], None], machine: VirtualMachine | None, delay_ns: int = 0) -> greenlet:
         """Run `run`, which may block, in a greenlet of its own."""
-        made = greenlet(run, parent=self._hub)
-        if machine is not None:
-            machine.greenlets.add(made)
+        running = self._greenlets if machine is None else machine.greenlets
+
+        def body() -> None:
+            try:
+                run()
+            finally:
+                running.discard(made)
+
+        made = greenlet(body, parent=self._hub)
+        running.add(made)
         self.at(delay_ns, made.switch, machine)
         return made
+
+    def end(self, greenlets: set[greenlet]) -> None:
+        """End greenlets that wait. The garbage collector does not see what a waiting greenlet refers to, so that its
+        world would never be freed."""
+        for each in list(greenlets):
+            for _ in range(ENDS_MAX):
+                if each.dead or not each:  # it has ended, or not begun
+                    break
+                each.throw()
+        greenlets.clear()
 
     def may_wait(self) -> bool:
         """The running code is in a greenlet, and may wait."""

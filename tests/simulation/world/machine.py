@@ -6,6 +6,7 @@ once; what it was about to do never happens. `boot` begins another process on th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Callable
@@ -195,7 +196,18 @@ class VirtualMachineProcess:
     """What a process that ended held. It is kept, since what lets go of it would run its `finally` blocks."""
 
     def __init__(self, loop: VirtualLoop, greenlets: set[greenlet], process: dict[object, Any]) -> None:
-        self.held = (loop, greenlets, process, set(loop.tasks), list(loop._ready))
+        self.held = [loop, process, set(loop.tasks), list(loop._ready)]
+        self.greenlets = greenlets
+
+    def free(self) -> None:
+        """End what waits, once the world is over, so that nothing of it keeps the rest."""
+        loop, _, tasks, _ = self.held
+        for task in tasks:
+            task._log_destroy_pending = False
+            with contextlib.suppress(BaseException):
+                task.get_coro().close()
+        loop._ready.clear()
+        self.held.clear()
 
 
 def _raise(machine: VirtualMachine, what: str, error: BaseException | None) -> None:

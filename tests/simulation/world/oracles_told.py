@@ -102,6 +102,13 @@ class ReceivedTruth(NamedTuple):
     failed: int
 
 
+class ClockTruth(NamedTuple):
+    """A node's wall clock, and how fast it runs."""
+
+    wall_ns: int
+    drift: float
+
+
 class Truth(NamedTuple):
     """What is so in one cluster at one moment, and since when it has been so."""
 
@@ -120,6 +127,8 @@ class Truth(NamedTuple):
     """(node, full-sync, bucket type) -> what that node knows of it."""
     received: Mapping[tuple[str, str, str], ReceivedTruth] = {}
     """(node, uuid of a cluster in hex, queue) -> what that node's sink has fetched."""
+    clocks: Mapping[str, ClockTruth] = {}
+    """Node -> its clock."""
 
 
 class Moment(NamedTuple):
@@ -341,6 +350,32 @@ def judge_sinks(document: Mapping[str, Any], moment: Moment) -> list[str]:
     return wrong
 
 
+CLOCK_SLACK_MS: Final = 1000.0
+"""An offset from which on a clock is called wrong; a better measurement is kept while a worse one agrees with it."""
+
+CLOCK_KEPT_S: Final = 65.0
+"""A good measurement is kept for a minute, and repeated every 5 s."""
+
+
+def judge_health(document: Mapping[str, Any], moment: Moment) -> list[str]:
+    """`GET /admin/nodes/health`: how far the clocks of nodes are apart, where nobody has set them for long and the
+    nodes reach each other."""
+    wrong = []
+    for node, report in document["nodes"].items():
+        for row in () if report is None else report["clocks"].get("nodes", ()):
+            other, clocks = row["node"], moment.after.clocks
+            if not all(moment.steady(each) for each in (f"clock {node}", f"clock {other}", f"reach {node} {other}")):
+                continue
+            if node not in clocks or other not in clocks:
+                continue
+            offset_ms = (clocks[other].wall_ns - clocks[node].wall_ns) / 1_000_000
+            slack_ms = CLOCK_SLACK_MS + abs(clocks[node].drift - clocks[other].drift) * CLOCK_KEPT_S * 1000
+            if abs(row["offset_ms"] - offset_ms) > row["bound_ms"] + slack_ms:
+                told = f"{row['offset_ms']} ms, bound {row['bound_ms']} ms"
+                wrong.append(f"the clock of {other} is {offset_ms:.0f} ms ahead of that of {node}, which says {told}")
+    return wrong
+
+
 LAG: Final = "/admin/lag"
 
 EXPLAIN: Final = "/admin/explain"
@@ -357,6 +392,7 @@ DOCUMENTS: Final[Mapping[str, Judgement]] = {
     "/admin/findings": judge_findings,
     "/admin/fullsync/nodes": judge_fullsync,
     "/admin/sink/nodes": judge_sinks,
+    "/admin/nodes/health": judge_health,
 }
 """Path -> the judgement of its answer."""
 
@@ -497,6 +533,11 @@ class Told:
         facts |= {f"node {name}": name in live for name in cluster.nodes}
         for (queue, number), window in _windows(cluster).items():
             facts[f"gaps {queue} {number}"] = window.life, window.gaps
+        for name, node in cluster.nodes.items():
+            machine, services = node.machine, services_of(node)
+            facts[f"clock {name}"] = machine.wall_offset_ns, machine.drift, machine.boots, machine.frozen
+            for other in cluster.nodes if services is not None else ():
+                facts[f"reach {name} {other}"] = services.runtime.reaches(other)
         for subject, state in facts.items():
             at = cluster.name, subject
             if at not in self._since or self._since[at][0] != state:
@@ -554,6 +595,7 @@ class Told:
             settled,
             checks,
             received,
+            {name: ClockTruth(each.machine.wall_ns(), each.machine.drift) for name, each in cluster.nodes.items()},
         )
 
 

@@ -16,6 +16,9 @@ from tests.simulation.world.steps import KINDS, StepKind
 SECONDS = 60.0
 """Virtual time over which steps are spread."""
 
+FAULT_SHARE = 3
+"""One of so many acts is a fault: with more, most acts of operators meet a cluster that refuses them."""
+
 
 class Step(NamedTuple):
     """One thing that a client, an operator or a machine does."""
@@ -41,6 +44,11 @@ class Plan(NamedTuple):
         return self._replace(steps=tuple(step for at, step in enumerate(self.steps) if at not in gone))
 
 
+def _counts(operations: int, acts: int) -> tuple[tuple[StepKind, int], ...]:
+    faults = acts // FAULT_SHARE
+    return (StepKind.OPERATION, operations), (StepKind.ACT, acts - faults), (StepKind.FAULT, faults)
+
+
 def drawn(
     seed: int | str,
     *,
@@ -49,11 +57,11 @@ def drawn(
     acts: int = 30,
     seconds: float = SECONDS,
 ) -> Plan:
-    """The plan of a seed: `operations` of clients, `acts` of operators and machines."""
+    """The plan of a seed: `operations` of clients, `acts` of operators and machines, of which each third is a fault."""
     random = Random(f"{seed}/plan")
     shape = Shape.drawn(random) if shape is None else shape
     steps = []
-    for kind, count in ((StepKind.OPERATION, operations), (StepKind.ACT, acts)):
+    for kind, count in _counts(operations, acts):
         names = list(KINDS[kind])
         weights = [KINDS[kind][name].weight for name in names]
         for name in random.choices(names, weights, k=count) if names else ():

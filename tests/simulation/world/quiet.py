@@ -162,7 +162,10 @@ def _of_queue(
             yield f"{where}: references of priority {bulk.priority}: {counts}"
     if machine.leases.batches:
         yield f"{where}: {len(machine.leases.batches)} batches are under lease"
-    if queue.stored.lost:
+    carried = services.queue_coverage.bucket_types(queue.settings.name)
+    if queue.stored.lost and all(
+        each.encode() in types and _is_proven_by_fullsync(services, queue.settings.name, each) for each in carried
+    ):  # a lost reference may be of any type that the queue carries
         yield f"{where}: {len(queue.stored.lost)} losses of references are recorded"
     for number, led in leaders.items():
         if led.node != name or led.partition.bucket_type not in types:

@@ -54,7 +54,15 @@ ATTEMPTS: Final = 12
 KNOWN_MAX: Final = 3
 """Answers for one key that a session remembers, so that it may use an old one."""
 
-EXPECTED_REFUSALS: Final = frozenset(("precondition-failed", "modified", "too-many-siblings", "not-found"))
+EXPECTED_REFUSALS: Final = frozenset(
+    (
+        "precondition-failed",
+        "modified",
+        "too-many-siblings",
+        "too-large",
+        "not-found",
+    )
+)
 """Refusals that a request of a session may earn in a sound cluster."""
 
 _MSGPACK: Final = (b"Content-Type", b"application/msgpack")

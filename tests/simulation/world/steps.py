@@ -27,7 +27,9 @@ class StepKind(Enum):
     OPERATION = "operation"
     """A client."""
     ACT = "act"
-    """An operator, or a machine."""
+    """An operator."""
+    FAULT = "fault"
+    """A machine, a disk, a network or a metastore."""
 
 
 class Doing:
@@ -51,6 +53,11 @@ class Doing:
         """What an operator changed, and takes back once nothing is broken: the newest change first, each once."""
         self.world.changed.pop(what, None)
         self.world.changed[what] = undo
+
+    def recover_later(self, what: str, recover: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """What a cluster needs before anything else is taken back, once nothing is broken."""
+        self.world.recoveries.pop(what, None)
+        self.world.recoveries[what] = recover
 
     def declare_loss(self, scope: Scope, cluster: str, *, queue: str = "", bucket_type: str = "") -> DeclaredLoss:
         """Call this before an act that may lose what clients were promised, and `loss_is_over` after it."""

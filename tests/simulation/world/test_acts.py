@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from random import Random
 from types import SimpleNamespace
 
 import click
+import pytest
 
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.cli.main import root
 from isthmus.node.dashboard.routes import Dashboard
 from tests.simulation.world.acts import MODULES
-from tests.simulation.world.steps import KINDS, StepKind
+from tests.simulation.world.admin import Answer, WrongAnswer, ask, wrong
+from tests.simulation.world.clusters import Shape
+from tests.simulation.world.plan import Step
+from tests.simulation.world.steps import KINDS, Doing, StepKind
+from tests.simulation.world.world import World
 from tests.support.node_status import FakeNodeStatus
 
 ROUTES_LEFT_OUT = {
@@ -110,3 +116,71 @@ def test_every_command_that_changes_something_is_an_act() -> None:
     assert (done | LOOKS) - known.keys() == set()
     assert not done & LOOKS
     assert [words for words in sorted(LOOKS) if any("--by" in each.opts for each in known[words].params)] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (Answer(200, "", {}), True),
+        (Answer(202, "", {}), True),
+        (Answer(404, "unknown-queue", {"error": "there is no queue"}), True),
+        (Answer(409, "plan-refused", {"error": "too few nodes"}), True),
+        (Answer(503, "not-ready", {"error": "no leader"}), True),
+        (Answer(504, "outcome-unknown", {"error": "it may be done"}), True),
+        (Answer(503, "", {"error": "no leader"}), False),
+        (Answer(503, "not-ready", {}), False),
+        (Answer(400, "bad-json", {"error": "partition must be a number"}), False),
+        (Answer(404, "unknown-path", {"error": "nothing answers there"}), False),
+        (Answer(500, "internal", {"error": "a defect"}), False),
+        (Answer(500, "local-fault", {"error": "the disk"}), False),
+        (Answer(599, "", {}), False),
+    ],
+)
+def test_answers_that_no_operator_should_get_are_wrong(answer: Answer, right: bool) -> None:
+    """A result, or a documented refusal with its reason and a sentence; nothing else."""
+    assert (wrong(answer, (), disturbed=False) == "") is right
+
+
+def test_a_fault_of_the_disk_is_an_answer_while_something_is_broken() -> None:
+    """And a refusal that an act expects, always."""
+    assert wrong(Answer(500, "local-fault", {"error": "the disk"}), (), disturbed=True) == ""
+    assert wrong(Answer(400, "bad-input", {"error": "there is one already"}), {"bad-input"}, disturbed=False) == ""
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_every_act_can_be_done(seed: int) -> None:
+    """All of them in one world without faults, at any moment: none is answered wrongly, and what they changed is taken
+    back."""
+    chance = Random(seed)
+    names = list(KINDS[StepKind.ACT])
+    steps = sorted(Step(chance.random() * 60, name, chance.getrandbits(48)) for name in names)
+    with World(f"acts {seed}", Shape((2, 2), 1)) as world:
+        world.start()
+        world.prepare()
+        world.perform(steps)
+        world.heal()
+        assert world.failures == []
+        assert world.changed == {}
+
+
+def test_a_node_that_does_not_answer_fails_the_world() -> None:
+    """One that runs, as far as the world knows undisturbed; one that is cut off need not answer."""
+    with World("silent", Shape((1, 1), 1)) as world:
+        world.start()
+        node = world.nodes[0]
+
+        def asked() -> Answer | None:
+            task = world.operators.loop.create_task(ask(Doing(world, "test", 1), node, "/admin/cluster"))
+            world.run_until(task.done, 120.0, "the answer is judged")
+            return task.result()
+
+        found = asked()
+        assert found is not None
+        assert found.done
+        world.network.cut(node.machine, world.operators)
+        with pytest.raises(WrongAnswer, match="east-1, which runs undisturbed"):
+            asked()
+        Doing(world, "test", 1).heal_later("the cut", lambda: world.network.heal(node.machine, world.operators))
+        assert asked() is None
+        world.heal()
+        assert asked() is not None

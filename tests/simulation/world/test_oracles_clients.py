@@ -388,13 +388,26 @@ EAST: Final = actor_of(UUIDS["east"], 0)
 
 
 def test_a_write_that_is_gone_may_be_named() -> None:
-    """A loss that something names is none; without a name it is reported, for its cluster and the receivers."""
+    """A write that its own cluster has and a receiver lacks is lost, unless something names it; other clusters need
+    not have it."""
     write = an_operation(Kind.PUT, 1, 2, value="v", clock={EAST: 1})
     keys = KeyHistory(KEY, [write], Rules(), UUIDS)
-    finals = {name: State(None, (), 9) for name in UUIDS}
-    assert len(list(lost(keys, finals, RECEIVERS, lambda _write, _cluster: ""))) == 2
+    finals = {"east": State({EAST: 1}, ("v",), 9), "west": State(None, (), 9)}
+    assert len(list(lost(keys, finals, RECEIVERS, lambda _write, _cluster: ""))) == 1
     assert not list(lost(keys, finals, RECEIVERS, lambda _write, cluster: f"a gap of {cluster}"))
-    assert len(list(lost(keys, finals, {"east": (), "west": ()}, lambda _write, _cluster: ""))) == 1
+    assert not list(lost(keys, finals, {"east": ()}, lambda _write, _cluster: ""))
+
+
+def test_a_write_that_is_gone_everywhere_is_lost_in_its_own_cluster() -> None:
+    """Where no cluster has a write, its own cluster lost it; where it was deleted there, no other need know it."""
+    write = an_operation(Kind.PUT, 1, 2, value="v", clock={EAST: 1})
+    finals = {name: State(None, (), 9) for name in UUIDS}
+    (what,) = lost(KeyHistory(KEY, [write], Rules(), UUIDS), finals, RECEIVERS, lambda _write, _cluster: "")
+    assert "in east: the key is not there, and no delete had seen it" in what
+    delete = an_operation(Kind.DELETE, 3, 4, context={EAST: 1}, clock={EAST: 2})
+    finals["east"] = State({EAST: 2}, (), 9)
+    keys = KeyHistory(KEY, [write, delete], Rules(), UUIDS)
+    assert not list(lost(keys, finals, RECEIVERS, lambda _write, _cluster: ""))
 
 
 def test_a_declared_loss_concerns_what_was_called_before_its_end() -> None:

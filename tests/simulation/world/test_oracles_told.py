@@ -11,6 +11,7 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Part
 from isthmus.repl.model.vclock import encode_clock
 from tests.simulation.world.oracles_told import (
     CheckTruth,
+    ClockTruth,
     CopyTruth,
     KeyTruth,
     Moment,
@@ -22,6 +23,7 @@ from tests.simulation.world.oracles_told import (
     judge_findings,
     judge_fullsync,
     judge_gaps,
+    judge_health,
     judge_key,
     judge_lag,
     judge_ledger,
@@ -245,6 +247,22 @@ def test_what_a_sink_received_is_told_as_it_is(changes: dict[str, int]) -> None:
     assert judge_sinks({"nodes": [{"node": "n1", "sink": {"sources": [row]}}]}, Moment(so, so)) == []
     assert judge_sinks({"nodes": [{"node": "n1", "sink": None}]}, Moment(so, so)) == []
     assert len(judge_sinks({"nodes": [{"node": "n1", "sink": {"sources": [row | changes]}}]}, Moment(so, so))) == 1
+
+
+def test_clocks_are_told_as_far_apart_as_they_are() -> None:
+    """An offset beyond its bound is named, once both clocks and the link between the nodes are as they are for long."""
+
+    def answer(offset_ms: int) -> dict[str, Any]:
+        clocks = {"nodes": [{"node": "n2", "offset_ms": offset_ms, "bound_ms": 2.0}], "peers": []}
+        return {"nodes": {"n1": {"clocks": clocks}, "n2": None}}
+
+    clocks = {"n1": ClockTruth(0, 1.0), "n2": ClockTruth(30_000_000_000, 1.0)}
+    steady = moment(clocks=clocks, settled=frozenset(("clock n1", "clock n2", "reach n1 n2")))
+    assert judge_health(answer(30_004), steady) == []
+    assert len(judge_health(answer(0), steady)) == 1
+    assert judge_health(answer(0), moment(clocks=clocks)) == []
+    fast = {"n1": ClockTruth(0, 1.0), "n2": ClockTruth(30_000_000_000, 1.001)}
+    assert judge_health(answer(30_060), steady._replace(after=steady.after._replace(clocks=fast))) == []
 
 
 OURS, THEIRS = encode_clock(((b"a" * 20, 2, 0),)), encode_clock(((b"a" * 20, 1, 0),))

@@ -13,10 +13,15 @@ import pytest
 
 from isthmus.client.steps import Endpoint, NoAnswer, Request, Response, Send
 from isthmus.repl.security.accepting import Acceptor, PlainServer
-from tests.simulation.world.kernel import Kernel
+from tests.simulation.world import plan
+from tests.simulation.world.clusters import Shape
+from tests.simulation.world.history import NEVER, Outcome
+from tests.simulation.world.kernel import SECOND, Kernel
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
+from tests.simulation.world.oracles_clients import CommittedReads, NothingLost
 from tests.simulation.world.raw_http import RawTransport
+from tests.simulation.world.world import World
 
 T = TypeVar("T")
 
@@ -154,3 +159,54 @@ def test_failures_tell_whether_the_request_was_sent() -> None:
     assert silent.sent
     assert silent.silent
     assert pair.connections == 2
+
+
+def test_clients_of_a_world_do_everything_and_find_nothing_wrong() -> None:
+    """In a world in which nothing breaks, the sessions' operations of all kinds succeed, both clusters end with what
+    was written, and the oracles have no failure."""
+    shape = Shape((1, 2), 2)
+    with World(7, shape) as world:
+        world.start()
+        world.prepare()
+        operations = plan.drawn(7, shape=shape, operations=250, acts=0, seconds=20.0)
+        world.perform(operations.steps)
+        world.kernel.run_for(10.0)
+        assert [*world.failures, *NothingLost().judge(world), *CommittedReads().judge(world)] == []
+        history = world.history
+    assert history.counts.keys() >= {
+        "read ok",
+        "read ok not-modified",
+        "put ok",
+        "put refused precondition-failed",
+        "put refused modified",
+        "delete ok",
+        "list ok",
+        "POST 201",
+    }
+    done = [op for ops in history.keys.values() for op in ops]
+    assert {op.session for op in done} >= {"c1", "c2", "c3", "c4", "p5", "p6"}
+    assert any(len(op.values) > 1 for op in done)
+    assert any(op.contents and op.contents[0].indexes for op in done)
+    assert all(op.answered_ns != NEVER and op.outcome is not Outcome.UNKNOWN for op in done if op.session[0] == "c")
+    ends = {name: {op.key: set(op.values) for op in done if op.session == f"final-{name}"} for name in ("east", "west")}
+    assert ends["east"] == ends["west"]
+    assert any(ends["east"].values())
+
+
+def test_a_session_goes_on_through_the_failure_of_a_node() -> None:
+    """While one of three nodes is killed and started again, writes without an answer are unknown or sent again, and
+    what was acknowledged is there."""
+    shape = Shape((3,), 2)
+    with World(11, shape) as world:
+        world.start()
+        world.prepare()
+        node = world.nodes[0]
+        for at_s, act in ((4.0, node.machine.kill), (7.0, node.start), (11.0, node.machine.kill), (14.0, node.start)):
+            world.kernel.at(round(at_s * SECOND), act)
+        operations = plan.drawn(11, shape=shape, operations=250, acts=0, seconds=20.0)
+        world.perform(operations.steps)
+        world.run_until(world.all_ready, 60.0, "all nodes serve")
+        assert [*world.failures, *NothingLost().judge(world), *CommittedReads().judge(world)] == []
+        counts = world.history.counts
+    assert any("no answer" in what for what in counts)
+    assert counts["put ok"] > 50

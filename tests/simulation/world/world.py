@@ -22,6 +22,7 @@ from tests.simulation.world.libraries import libraries_in_the_world
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
 from tests.simulation.world.node import WorldNode
+from tests.simulation.world.sockets import VirtualSocket
 from tests.simulation.world.steps import KINDS, Doing, StepKind, found
 from tests.simulation.world.story import Story
 
@@ -58,6 +59,8 @@ class World:
         """How often something was broken."""
         self.changed: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         """What operators changed, and how they take it back."""
+        self.recoveries: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        """What clusters need before that, since they lost something."""
         self.history = History()
         """What clients did."""
         self.oracles: Sequence[Oracle] = ()
@@ -91,10 +94,16 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         with _quiet_end():
-            for node in self.nodes:
-                node.machine.kill()
+            for machine in (*(node.machine for node in self.nodes), self.operators, self.clients):
+                machine.kill()
+                for process in machine.ended:
+                    self.kernel.end(process.greenlets)
+                    process.free()
             self._outside.close()
             self.clusters = {}
+            for each in gc.get_objects():  # libraries keep some until this process ends
+                if type(each) is VirtualSocket:
+                    each.let_go()
             gc.collect()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -144,7 +153,8 @@ class World:
             self.failures += [f"{oracle.name}: {what}" for what in oracle.look(self)]
 
     def heal(self) -> None:
-        """Undo everything that is broken, and start the nodes that do not run."""
+        """Undo everything that is broken, start the nodes that do not run, and take back what operators changed; they
+        may have to force leaders before all nodes are ready."""
         while self.broken:
             what, undo = self.broken.pop()
             self.story.tell("world", f"healed: {what}")
@@ -152,13 +162,14 @@ class World:
         for node in self.nodes:
             if not node.running:
                 node.start()
-        self.run_until(self.all_ready, HEALED_S, "all nodes serve again")
-        while self.changed:
-            what, take_back = self.changed.popitem()
+        self.run_until(lambda: all(map(_takes_part, self.nodes)), HEALED_S, "all nodes take part again")
+        while self.recoveries or self.changed:
+            what, take_back = (self.recoveries or self.changed).popitem()
             self.story.tell("world", f"taken back: {what}")
             task = self.operators.loop.create_task(take_back(), name=what)
             self.run_until(task.done, STEP_S, what)
             task.result()
+        self.run_until(self.all_ready, HEALED_S, "all nodes serve again")
 
     def wait_until_quiet(self, seconds: float) -> None:
         """Run until everything was delivered, compared and closed, and nothing changes any more (`quiet`); an
@@ -178,6 +189,14 @@ class World:
 
 def _ready(node: WorldNode) -> bool:
     return node.running and node.node is not None and node.node.ready()[0]
+
+
+def _takes_part(node: WorldNode) -> bool:
+    """It is up and registered, whatever its partitions wait for."""
+    if not node.running or node.node is None:
+        return False
+    why_not = node.node.ready()[1]
+    return why_not not in ("starting", "stopping") and not why_not.startswith("not registered")
 
 
 def _memory() -> str | None:

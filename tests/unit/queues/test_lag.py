@@ -151,6 +151,16 @@ async def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
         assert held["seconds"] > 9
 
 
+async def test_what_waits_is_never_zero_seconds_old() -> None:
+    """Neither in the millisecond of the write, nor after the clock was set back: 0 means that nothing waits."""
+    async with audited_node() as queue_node:
+        queue_node.put(b"k")
+        assert (await lag(queue_node))["seconds"] > 0
+        queue_node.clock.skew_ms -= 600_000
+        found = await lag(queue_node)
+        assert (found["seconds"] > 0, found["objects"]) == (True, 1)
+
+
 async def test_a_sink_that_stopped_fetching_is_reported_and_a_waiting_one_is_not() -> None:
     """Twenty seconds without a fetch are a reason; a poll that waits here for longer is not."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
@@ -350,3 +352,14 @@ async def test_a_client_aborted_while_connecting_raises_one_error() -> None:
     await asyncio.sleep(0.05)
     server.close()
     assert said == []
+
+
+def test_a_session_that_nobody_closed_is_freed(url: str) -> None:
+    """A client that is dropped with an idle connection is freed, with that connection: nothing is kept until the end of
+    the process."""
+    peer = HttpPeer(url, 1)
+    assert post(peer, "echo")
+    adapter = weakref.ref(peer._adapter)
+    del peer
+    gc.collect()
+    assert adapter() is None
