@@ -147,6 +147,8 @@ class AdminApi(HttpApplication):
                 f"this node's session with the metastore is {services.session.value}: "
                 + (f"{why}; what is shown is of before (docs/runbooks.md)" if why else "what is shown may be old")
             )
+        elif controller.outdated_why:
+            doubts.append(f"{controller.outdated_why}; what is shown is of before (docs/runbooks.md)")
         if controller.read_at_ms is not None and not services.registrar.session_id:
             doubts.append(f"this node, {services.settings.node.name}, is not registered: {services.registrar.why}")
         live = [name for name, found in registrations.items() if found.active]
@@ -173,6 +175,7 @@ class AdminApi(HttpApplication):
             "metastore": services.session.value,
             "registered": services.registrar.session_id != 0,
             "read_at_ms": controller.read_at_ms,
+            "outdated_why": controller.outdated_why,
             "started_ms": services.started_ms,
             "partitions": cluster_status.partition_counts(records),
             "replicas": cluster_status.replica_counts(records),
@@ -226,7 +229,9 @@ class AdminApi(HttpApplication):
         registrations = controller.registrations
         held = {node for record in records.values() for node in record.replicas}
         facts = (await self._services.query.ask(REPLICAS, ReplicaForm.WITH_OUT, held & registrations.keys())).by_node
-        rows = cluster_status.partition_rows(records, registrations, facts, controller.unread.why)
+        outdated = dict.fromkeys((f"/p/{p}" for p in records), controller.outdated_why)
+        unread = outdated if controller.outdated_why else controller.unread.why
+        rows = cluster_status.partition_rows(records, registrations, facts, unread)
         return json_reply({"partitions": rows})
 
     async def partitions_assign(self, request: Request, body: AssignPartitionsRequest) -> Reply:

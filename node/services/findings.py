@@ -186,6 +186,8 @@ def staleness_facts(cluster: Mapping[str, Any]) -> list[Fact]:
         why = f"node {node}: its session with the metastore is {cell(metastore)}: what it shows may be old"
     elif cluster.get("read_at_ms") is None:
         why = f"node {node} has not read the metastore yet"
+    elif cluster.get("outdated_why"):  # earlier versions do not say
+        why = f"node {node} shows what was before: {cell(cluster['outdated_why'])}"
     elif cluster.get("registered") is False:
         why = f"node {node} is not registered and takes no part: {cell(cluster.get('reason'))}"
     else:

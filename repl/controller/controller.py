@@ -174,6 +174,8 @@ class Controller:
         self.registrations: Mapping[str, Registration] = {}
         self.read_at_ms: int | None = None
         """Wall-clock time of the last read of both; None before the first."""
+        self.outdated_why = ""
+        """Why what is known is of before, though the metastore answers; "" once it was read again."""
 
     @property
     def options(self) -> OptionSettings:
@@ -276,6 +278,7 @@ class Controller:
                 pause_ms = RETRY_MS
             except IsthmusError as error:
                 log.error("controller.cannot_decide", reason=error.reason, error=str(error))
+                self.outdated_why = str(error) if self._read_due else ""
                 pause_ms = POLL_MS
             except Exception as error:
                 # A node that keeps the claim and does not decide would leave its cluster without elections.
@@ -359,6 +362,7 @@ class Controller:
             raise
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
+        self.outdated_why = ""
         self.unread.learn(self.metastore.unreadable, records)
         self._contact.learn(registrations, self._time.now_ms())
         self.unreached()

@@ -158,7 +158,9 @@ class Moment(NamedTuple):
 
 def judge_cluster(document: Mapping[str, Any], moment: Moment) -> list[str]:
     """`GET /admin/cluster`: nodes' states, counts of partitions, and "online" without a problem."""
-    if not moment.known or document.get("metastore") != "connected" or document.get("read_at_ms") is None:
+    if not moment.known or document["metastore"] != "connected" or document["read_at_ms"] is None:
+        return []
+    if document["outdated_why"]:
         return []
     wrong = []
     for row in document["nodes"]:
@@ -184,13 +186,17 @@ def judge_cluster(document: Mapping[str, Any], moment: Moment) -> list[str]:
     return wrong
 
 
+NOT_READ: Final = "nothing is decided, its record cannot be read"
+"""How the reason of a partition begins whose record the asked node could not read lately."""
+
+
 def judge_partitions(document: Mapping[str, Any], moment: Moment) -> list[str]:
     """`GET /admin/partitions`: leader, replicas in sync, epoch and status of the records; offsets of the replicas."""
     wrong = []
     rows = {row["partition"]: row for row in document["partitions"]}
     for number, row in rows.items():
         record = moment.record(number)
-        if record is not None and moment.known:
+        if record is not None and moment.known and not row["reason"].startswith(NOT_READ):
             leader = None if record.leader is None else record.leader.node
             members = sorted(member.node for member in record.isr)
             told = row["leader"], row["isr"], row["epoch"], row["status"]

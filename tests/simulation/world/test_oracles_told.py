@@ -78,6 +78,7 @@ def cluster_answer(**changes: Any) -> dict[str, Any]:
     return {
         "metastore": "connected",
         "read_at_ms": 1,
+        "outdated_why": "",
         "nodes": [{"name": "n1", "state": "live"}, {"name": "n2", "state": "live"}],
         "under_replicated": [],
         "below_min_isr": [],
@@ -101,6 +102,7 @@ def partitions_answer(**changes: Any) -> dict[str, Any]:
         "status": "online",
         "replicas": ["n1", "n2"],
         "replica_states": states,
+        "reason": "all in sync",
     }
     return {"partitions": [row | changes]}
 
@@ -119,6 +121,9 @@ def test_a_status_that_doubts_itself_is_not_judged() -> None:
     """Without its session a node may show what is old, if it says so; what changed just now may be told either way."""
     wrong = moment(records={1: SHORT})
     assert judge_cluster(cluster_answer(metastore="suspended"), wrong) == []
+    assert judge_cluster(cluster_answer(outdated_why="metastore-rollback"), wrong) == []
+    unread = "nothing is decided, its record cannot be read: metastore-rollback"
+    assert judge_partitions(partitions_answer(reason=unread), wrong) == []
     assert judge_cluster(cluster_answer(), moment(records={1: SHORT}, connected=False)) == []
     assert judge_cluster(cluster_answer(), moment(records={1: SHORT}, settled=frozenset())) == []
     assert judge_cluster(cluster_answer(), Moment(truth(), truth(records={1: SHORT}))) == []

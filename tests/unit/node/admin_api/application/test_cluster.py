@@ -11,6 +11,7 @@ import pytest
 
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.findings import Code, ProbeState, staleness_facts
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_types import PlacementDiffers
@@ -45,6 +46,7 @@ class FakeController:
         self.waiting = ""
         self.controller = "n1"
         self.read_at_ms: int | None = 5
+        self.outdated_why = ""
         self.metastore = SimpleNamespace(rolled_back="")
         self.outcome: str | Exception = "created"
         self.assigned: list[tuple[Any, ...]] = []
@@ -199,6 +201,13 @@ async def test_possibly_stale_answers_are_marked() -> None:
     (doubt,) = (await call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster"))[1]["problems"]
     assert "is suspended: metastore-rollback: ZooKeeper at z:1 is at zxid 0x1" in doubt, "the cause, where it is known"
     assert (await call(an_admin(controller), "GET", "/admin/cluster"))[1]["problems"] == []
+    controller.outdated_why = "metastore-rollback: /isthmus/p/0 is at version 2, this process has seen version 3"
+    answer = (await call(an_admin(controller), "GET", "/admin/cluster"))[1]
+    assert answer["problems"] == [f"{controller.outdated_why}; what is shown is of before (docs/runbooks.md)"]
+    (fact,) = staleness_facts(answer)
+    assert (fact.state, fact.code) == (ProbeState.UNKNOWN, Code.METASTORE)
+    (row,) = (await call(an_admin(controller), "GET", "/admin/partitions"))[1]["partitions"]
+    assert row["reason"] == f"nothing is decided, its record cannot be read: {controller.outdated_why}"
     controller.read_at_ms = None
     assert (await call(an_admin(controller), "GET", "/admin/cluster"))[1]["problems"] == [
         "this node has not read the metastore yet"

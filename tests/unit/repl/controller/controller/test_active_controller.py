@@ -18,7 +18,7 @@ from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.contact import ALONE_MS
 from isthmus.repl.controller.suspicion import HoldTimes, Suspicions
 from isthmus.repl.isr import effects as fx
-from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.errors import BadInput, Corruption
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
 from tests.support.controller_cluster import Cluster, FakeNode, eventually, running
 from tests.support.memory_metastore import WriteFault
@@ -55,6 +55,24 @@ async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends(
         await eventually(lambda: len(cluster.decides()) == 1)
         assert cluster.decides()[0] in ("n2", "n3")
         await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
+
+
+async def test_a_node_that_cannot_read_the_records_any_more_says_so() -> None:
+    """The metastore answers and has gone back: what the node knows is of before, until it can read again."""
+
+    async def gone_back() -> Mapping[int, PartitionRecord]:
+        raise Corruption("metastore-rollback: /isthmus/p/0 is at version 2, this process has seen version 3")
+
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        seen = cluster.nodes["n2"].controller
+        assert seen.outdated_why == ""
+        reads, seen.metastore.records = seen.metastore.records, gone_back  # type: ignore[method-assign]
+        await cluster.nodes["n3"].die()
+        await eventually(lambda: seen.outdated_why.startswith("metastore-rollback"))
+        seen.metastore.records = reads  # type: ignore[method-assign]
+        seen.wake()
+        await eventually(lambda: seen.outdated_why == "")
 
 
 async def test_every_node_counts_the_partitions_without_a_leader() -> None:
