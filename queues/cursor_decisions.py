@@ -42,7 +42,12 @@ def wanted_state(
             gaps = gaps[:-1]  # everything since the entry that opened it was added, and nothing was left out
         else:
             gaps = ended(gaps, window.applied, wall_ms, window.ledger.given_up)
-    elif suspended is not None and open_gap is None and not isinstance(suspended, PublishingUnknown):
+    elif (
+        suspended is not None
+        and open_gap is None
+        and window.offers_some
+        and not isinstance(suspended, PublishingUnknown)
+    ):
         gaps = with_gap(gaps, QueueGap(window.applied, OPEN, wall_ms, 0, 0, PUBLISHING_SUSPENDED, *suspended))
     its_owner, version = before.owner, before.owner_version
     if version < owner_version:

@@ -126,7 +126,8 @@ class CursorKeeper:
                     if self._store.cursor(partition, queue.name).entry is not None or partition not in self._led:
                         continue  # leadership may have gone and come back meanwhile
                     state = CursorState(start, command_version=command.version)
-                    if command.what == CLEARED and start:
+                    bucket_type = self._cluster.partition_types()[partition]
+                    if command.what == CLEARED and start and queue.filter.includes_some(bucket_type):
                         # Cleared before it had a cursor here: the changes since it was registered are in a gap.
                         state = execute(CursorState(), 0, command, start, max(command.at_ms, command.start_ms), 0)
                 await self._write(queue, partition, state)
@@ -210,13 +211,14 @@ class CursorKeeper:
             return replace(state, cursor=cursor, command_version=command.version)
         if command.what == CLEARED and not drops:
             return replace(state, cursor=max(start, cursor), command_version=command.version)
-        return execute(state, cursor, command, start, max(command.at_ms, command.start_ms), since_ms)
+        left_out_from = cursor if window.offers_some else max(cursor, start)
+        return execute(state, left_out_from, command, start, max(command.at_ms, command.start_ms), since_ms)
 
     async def _skipped(self, window: Window, start: int) -> tuple[int, bool]:
         """About the changes between the cursor and `start`, which moving the cursor would skip: (when the first was
         made, 0 for none; whether the queue may offer any of them)."""
         cursor = window.advance()
-        if start <= cursor:
+        if start <= cursor or not window.offers_some:
             return 0, False
         loop = asyncio.get_running_loop()
         rows = await loop.run_in_executor(self._pool, read_changes, self._store, window, cursor, SINCE_ROWS)

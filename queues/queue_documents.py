@@ -294,9 +294,11 @@ def with_filter_gap(
     now.
 
     A partition that missed the previous change is treated as if more were offered. Returns `state` unchanged if the
-    partition has already executed the change."""
+    partition has already executed the change, or if the filter includes nothing of its bucket type."""
     change = command.change
     if change is None or state.command_version >= change.version or (command.what == OFFER_CHANGED and change.again):
+        return state
+    if not parse_filter(settings.filter).includes_some(bucket_type):
         return state
     if state.command_version >= change.since and not change.includes_more(settings, bucket_type):
         return state

@@ -330,6 +330,13 @@ class Window:
 
     # ---------------------------------------------------------------- what is offered
 
+    @property
+    def offers_some(self) -> bool:
+        """Whether the filter includes any bucket of the partition's bucket type. Where it does not, nothing can be left
+        out, so no gap begins: a full-sync that compares what is replicated would never close it (docs/protocol.md
+        R-GAP)."""
+        return self._bucket_rule is None or self._bucket_rule.includes_some
+
     def offers(self, entry: Entry) -> bool:
         """Whether the queue offers this change by its kind, origin, bucket and recorded gaps. Other changes of the key
         do not matter here: see `_collapse`."""

@@ -103,12 +103,14 @@ BUCKETS_MAX: Final = 4_096
 class BucketRule:
     """A queue's filter for the buckets of one bucket type, with a cache of its decisions."""
 
-    __slots__ = ("_bucket_type", "_filter", "_known")
+    __slots__ = ("_bucket_type", "_filter", "_known", "includes_some")
 
     def __init__(self, filter_: Filter, bucket_type: bytes) -> None:
         self._filter = filter_
         self._bucket_type = bucket_type
         self._known: dict[bytes, bool] = {}
+        self.includes_some = filter_.includes_some(bucket_type)
+        """Whether some bucket of the type may be included."""
 
     def includes(self, bucket: bytes) -> bool:
         """Whether the filter includes the bucket."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.world.oracles_clients import CommittedReads, NothingLost
-from tests.simulation.world.oracles_state import Bounds, EqualContents, Errors, Ledgers, OneContentPerDot
+from tests.simulation.world.oracles_state import Bounds, ClosedGaps, EqualContents, Errors, Ledgers, OneContentPerDot
 from tests.simulation.world.oracles_told import Told
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ def all_of(world: World) -> tuple[Oracle, ...]:
     """New oracles for a world that has not begun."""
     return (
         EqualContents(),
+        ClosedGaps(),
         OneContentPerDot(),
         Ledgers(),
         Bounds(),

@@ -31,6 +31,7 @@ from tests.simulation.world.node_state import (
     services_of,
     shown,
     siblings_of,
+    uuid_of,
 )
 from tests.simulation.world.quiet import compared_types, newest_results
 
@@ -297,14 +298,21 @@ def _key_rows(cluster: WorldCluster, bucket_type: str, applied: Mapping[tuple[st
         end = applied.get((cluster.name, number))
         if led is None or end is None:
             return None
-        rows, start = rows_of(led.services), KEY_TAG + U32.pack(number)
-        at = len(start) + SEGMENT_BYTES
-        for name in rows.irange(start, KEY_TAG + U32.pack(number + 1), (True, False)):
-            found = decode_key_row(rows[name])
-            state = now[name[at:]] = KeyState(found.clock, found.tombstone, found.offset)
-            if found.offset < end:
-                settled[name[at:]] = state
+        rows = partition_key_rows(led.services, number)
+        now.update(rows)
+        settled.update((tail, row) for tail, row in rows.items() if row.offset < end)
     return KeyRows(settled, now)
+
+
+def partition_key_rows(services: NodeServices, partition: int) -> dict[bytes, KeyState]:
+    """The key rows of a partition, by encoded bucket and key."""
+    rows, start = rows_of(services), KEY_TAG + U32.pack(partition)
+    at = len(start) + SEGMENT_BYTES
+    found = {}
+    for name in rows.irange(start, KEY_TAG + U32.pack(partition + 1), (True, False)):
+        row = decode_key_row(rows[name])
+        found[name[at:]] = KeyState(row.clock, row.tombstone, row.offset)
+    return found
 
 
 def _row_is_there(row: KeyState, tail: bytes, there: Mapping[bytes, KeyState], reaped: Reaped) -> bool:
@@ -342,6 +350,98 @@ def replicas_differ(cluster: WorldCluster) -> list[str]:
                     f"{[row[:60] for row in wrong[:NAMED_MAX]]}"
                 )
     return failures
+
+
+# -- gaps ------------------------------------------------------------------------------------------------------------
+
+
+class OpenGap(NamedTuple):
+    """A gap of a queue in one partition."""
+
+    cluster: str
+    queue: str
+    partition: int
+    start: int
+    end: int
+
+
+class ClosedGaps:
+    """A gap that full-sync closes is proven: of the changes in it, those that are their keys' newest are at the other
+    cluster. One that an operator closes, or that goes with its queue or owner, claims nothing."""
+
+    name = "closed-gaps"
+
+    def __init__(self) -> None:
+        self._open: dict[OpenGap, int] = {}
+        """Gap -> version of the queue's owner."""
+        self._told = 0
+        self._lives: dict[str, list[Any]] = {}
+        """Cluster -> see `Seen.lives`, at the last looks."""
+        self.closed = 0
+
+    def look(self, world: World) -> list[str]:
+        for name, cluster in world.clusters.items():
+            self._lives.setdefault(name, []).append(_lives(cluster))
+            del self._lives[name][:-LIVES_KEPT]
+        now = dict(_open_gaps(world))
+        fresh = world.story.lines[self._told :]
+        self._told += len(fresh)
+        by_others = {line.split()[1] for line in fresh if "queue.gaps_closed" in line and "by='full-sync'" not in line}
+        failures = []
+        for gap, version in self._open.items():
+            if gap not in now and not by_others & world.clusters[gap.cluster].nodes.keys():
+                failures += self._judge_closed(world, gap, version, now)
+        self._open = now
+        return failures
+
+    def judge(self, world: World) -> list[str]:
+        return self.look(world)
+
+    def _judge_closed(self, world: World, gap: OpenGap, version: int, now: Mapping[OpenGap, int]) -> Iterator[str]:
+        led = leaders_of(world.clusters[gap.cluster]).get(gap.partition)
+        machine = None if led is None else led.services.queues.machines().get(gap.queue)
+        window = None if machine is None else machine.windows.get(gap.partition)
+        if led is None or machine is None or window is None or window.owner_version != version:
+            return
+        if any(one[:3] == gap[:3] and one.start <= gap.start < one.end for one in now):
+            return  # it has grown, or was merged
+        sink = next(
+            (each for each in world.clusters.values() if machine.owner and uuid_of(each) == machine.owner), None
+        )
+        if sink is None or any(one != self._lives[sink.name][-1] for one in self._lives[sink.name]):
+            return
+        bucket_type = led.partition.bucket_type.decode()
+        theirs = _key_rows(sink, bucket_type, {(sink.name, number): 0 for number in records_of(sink)})
+        if theirs is None:
+            return
+        self.closed += 1
+        reaped = reaped_of(sink).get(bucket_type, {})
+        rules = led.services.queues.named(gap.queue).filter
+        missing = [
+            shown(named(bucket_type, tail))
+            for tail, row in partition_key_rows(led.services, gap.partition).items()
+            if gap.start <= row.offset < gap.end
+            and rules.accepts_repairs(bucket_type.encode(), split_tail(tail)[0])
+            and not _row_is_there(row, tail, theirs.now, reaped)
+        ]
+        if missing:
+            yield (
+                f"{gap.cluster}: queue {gap.queue}, partition {gap.partition}: the gap from {gap.start} to {gap.end} "
+                f"is closed, and {sink.name} lacks {some(missing)}"
+            )
+
+
+LIVES_KEPT = 20
+"""Looks before a gap's end in which the sink must not have lost anything: a check, and what closes gaps, end sooner."""
+
+
+def _open_gaps(world: World) -> Iterator[tuple[OpenGap, int]]:
+    for name, cluster in world.clusters.items():
+        for number, led in leaders_of(cluster).items():
+            for queue, machine in led.services.queues.machines().items():
+                window = machine.windows.get(number)
+                for gap in () if window is None else window.state.gaps:
+                    yield OpenGap(name, queue, number, gap.start, gap.end), window.owner_version
 
 
 # -- (d) versions ----------------------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ import pytest
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.node.services import cluster_status
+from isthmus.queues.gaps import QueueGap
 from isthmus.repl.model.objects import decode_object, encode_object
 from isthmus.repl.store.rows import KEY_TAG, OBJECT_TAG, U32
 from tests.simulation.world.asking import ask
 from tests.simulation.world.clusters import Shape
 from tests.simulation.world.node import ADMIN_PORT, HTTP_PORT
 from tests.simulation.world.node_state import Led, leaders_of, rows_of, services_of
-from tests.simulation.world.oracles_state import Bounds, EqualContents, Errors, Ledgers, OneContentPerDot
+from tests.simulation.world.oracles_state import Bounds, ClosedGaps, EqualContents, Errors, Ledgers, OneContentPerDot
 from tests.simulation.world.oracles_told import DOCUMENTS, EXPLAIN, Told
 from tests.simulation.world.world import World
 from tests.support.log_watch import LoggedError
@@ -90,7 +91,7 @@ def first_row(rows: Any, tag: bytes) -> bytes:
 def test_a_quiet_world_contents_all(world: World) -> None:
     """Equal bytes, versions, ledgers, bounds, errors, and every answer to operators."""
     told = Told("all")
-    for oracle in (EqualContents(), OneContentPerDot(), Ledgers(), Bounds(), Errors(), told):
+    for oracle in (EqualContents(), ClosedGaps(), OneContentPerDot(), Ledgers(), Bounds(), Errors(), told):
         assert oracle.look(world) == []
         assert oracle.judge(world) == []
     assert set(told.judged) == {*DOCUMENTS, EXPLAIN}
@@ -157,6 +158,31 @@ def history_of_any(world: World) -> Any:
         for peer in services.fullsync.scheduler.peers.values()
         for result in peer.history.results
     )
+
+
+def test_a_gap_that_is_closed_too_early_is_found(world: World) -> None:
+    """A gap over all changes is there at one look and gone at the next, while the other cluster lacks one of them."""
+    led = leader(world, "east")
+    (window,) = led.services.queues.named("west").machine.windows.values()
+    state = window.state
+    gap = QueueGap(0, window.applied, 0, 1, 1, "cleared", "a test", "")
+    rows = rows_of(leader(world, "west").services)
+    name = first_row(rows, KEY_TAG)
+    before = rows[name]
+    found = []
+    for lacks in (False, True):
+        oracle = ClosedGaps()
+        window.state = replace(state, gaps=(gap,))
+        assert oracle.look(world) == []
+        window.state = state
+        if lacks:
+            del rows[name]
+        found.append(oracle.look(world))
+        rows[name] = before
+        assert oracle.closed == 1
+    assert found[0] == []
+    assert len(found[1]) == 1
+    assert "is closed, and west lacks 1 keys" in found[1][0]
 
 
 def test_a_version_with_two_contents_is_found(world: World) -> None:

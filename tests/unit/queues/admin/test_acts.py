@@ -151,6 +151,68 @@ async def test_the_gap_is_exactly_the_changes_published_while_suspended() -> Non
         assert gap["id"] not in {one["id"] for one in queue_node.acts.gaps("q")}
 
 
+@pytest.mark.parametrize("filter_", ["!buckettype:default", "block_rtq"])
+@pytest.mark.parametrize("act", ["suspend", "clear", "clear before a cursor", "release", "cascade"])
+async def test_where_a_queue_includes_nothing_of_a_bucket_type_no_gap_begins(
+    filter_: str, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No comparison of what the queue carries would ever close a gap there: neither a suspension of publishing over a
+    change of leaders, nor a clear or a release of more changes than are looked at, nor a wider cascade leaves one."""
+
+    monkeypatch.setattr(cursor_keeper, "SINCE_ROWS", 4)
+    first = PARTITIONS[0]
+    queue_node = QueueNode(QueueSettings("q", filter=filter_))
+    await queue_node.start(lead=act != "clear before a cursor")
+    if act not in ("clear", "clear before a cursor"):
+        await queue_node.fetch(wait_ms=0)
+        await settled(queue_node)
+    if act == "suspend":
+        await queue_node.acts.suspend("q", PUBLISHING, None, audit_info(queue_node))
+        await settled(queue_node)
+    if act != "cascade":
+        queue_node.queues.leadership(first, False, 0)
+    queue_node.put(*(b"%d" % number for number in range(8)))
+    queue_node.clock.skew_ms += 2_000
+    if act == "suspend":
+        queue_node.lead(first)
+        await settled(queue_node)
+        await queue_node.acts.resume("q", PUBLISHING, None, audit_info(queue_node))
+    elif act == "release":
+        await queue_node.acts.release("q", queue_node.clock.wall_ms(), audit_info(queue_node))
+    elif act == "cascade":
+        assert await queue_node.drain() == []
+        await queue_node.acts.change_settings("q", {"cascade": True}, audit_info(queue_node))
+    else:
+        await queue_node.acts.clear("q", audit_info(queue_node))
+    for partition in PARTITIONS:
+        queue_node.lead(partition)
+    await settled(queue_node)
+    assert queue_node.acts.gaps("q") == []
+    await queue_node.close()
+
+
+async def test_a_filter_widened_while_publishing_is_suspended_begins_the_gap_and_names_what_was_passed_over() -> None:
+    """What the earlier filter passed over and what is left out afterwards are in gaps; what comes later is served."""
+
+    async with audited_node(QueueSettings("q", filter="!buckettype:default")) as queue_node:
+        queue_node.put(b"passed over")
+        await queue_node.drain()
+        await queue_node.acts.suspend("q", PUBLISHING, None, audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.put(b"while")
+        await queue_node.acts.change_settings("q", {"filter": "any"}, audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.put(b"left out")
+        await queue_node.acts.resume("q", PUBLISHING, None, audit_info(queue_node))
+        await settled(queue_node)
+        queue_node.put(b"after")
+        assert await queue_node.drain() == [b"after"]
+        gaps = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
+        rows = queue_node.store.changes(PARTITIONS[0], 0, 100)
+        named = [row.key for row in rows if any(g["from_offset"] <= row.offset < g["upto_offset"] for g in gaps)]
+        assert named == [b"passed over", b"while", b"left out"]
+
+
 async def test_one_node_may_be_suspended_alone() -> None:
     """A suspension that names another node changes nothing here, but is listed."""
 
