@@ -20,7 +20,7 @@ from isthmus.queues.admin import QueueActs
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.model.entry import decode_key_row
-from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.errors import IsthmusError, LocalFault
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.model.objects import decode_object
 from isthmus.repl.model.vclock import (
@@ -32,11 +32,16 @@ from isthmus.repl.model.vclock import (
     partition_prefix,
     parts_of,
 )
+from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.store.port import Change, DamagedChange, Store
 from isthmus.sink.service import Sink
 
 log = structlog.get_logger(__name__)
+
+CONFIRMED_S: Final = 1.0
+"""How long a leader waits for its followers to confirm it; the node that asks waits for 2 s
+(`node.services.cluster_query`)."""
 
 assert EPOCH_BITS + OFFSET_BITS == 64
 
@@ -72,7 +77,7 @@ class KeyExplainer:
         hash64 = key_hash(key.bucket, key.key)
         partition = self._routes.partition_of(key.bucket_type, hash64)
         place = self._runtime.partitions.get(partition)
-        leads = place is not None and place.replica.ready
+        leads = place is not None and place.replica.ready and await self._is_confirmed(place)
         shown: dict[str, Any] = {
             "leads": leads,
             "partition": partition,
@@ -94,6 +99,16 @@ class KeyExplainer:
             elif shown["object"]["tombstone"]:
                 shown["reap"] = self._reaper.explain(partition, key)
         return {**shown, **self._acts.explain(key, partition if leads else None, change)}
+
+    async def _is_confirmed(self, place: Partition) -> bool:
+        """Whether what this leader has applied is committed; a leader that is cut off may have been replaced, and what
+        it has is old."""
+        try:
+            async with asyncio.timeout(CONFIRMED_S):
+                await self._runtime.committed(place)
+        except (IsthmusError, TimeoutError):
+            return False
+        return place.replica.ready
 
     async def _refused(self, key: Key) -> list[dict[str, Any]] | None:
         """The dead letters of the key; None when their file cannot be read."""
@@ -187,7 +202,7 @@ def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
         "segment": first["segment"],
         "leader": led_by or first["leader"],
         "known": led_by is not None,
-        "reason": "" if led_by is not None else f"the leader, {first['leader'] or 'none'}, does not answer",
+        "reason": "" if led_by is not None else _why_unknown(first["leader"], known),
         "object": found,
         "reaped_clock": first.get("reaped_clock") if led_by is not None else None,
         "queues": queues,
@@ -207,6 +222,13 @@ def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
             reaped=bool(first.get("reaped_clock")),
         ),
     }
+
+
+def _why_unknown(leader: str | None, known: Mapping[str, Any]) -> str:
+    """Why no answer is the leader's."""
+    if leader in known:
+        return f"node {leader}, the leader as far as is known, cannot confirm that it still leads"
+    return f"the leader, {leader or 'none'}, does not answer"
 
 
 def _next(

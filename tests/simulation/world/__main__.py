@@ -8,7 +8,6 @@ prints them as a plan that a test can keep. A night is `--seeds 0:100000`.
 from __future__ import annotations
 
 import argparse
-import gc
 import multiprocessing
 import os
 import resource
@@ -16,35 +15,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from tests.simulation.world.kept import text_of
 from tests.simulation.world.plan import drawn
-from tests.simulation.world.run import Outcome, run
+from tests.simulation.world.run import Outcome, Told, run, told_of
 from tests.simulation.world.shrinking import shrunk
 
 LINE_CHARACTERS = 300
 """The text of a failure in one line."""
 
 DAY_S = 86_400.0
-
-
-class Told(NamedTuple):
-    """How the world of a seed ended."""
-
-    seed: int
-    failures: tuple[str, ...]
-    digest: str
-    virtual_s: float
-    cpu_s: float
-
-
-def told_of(seed: int) -> Told:
-    """Run a seed."""
-    began_s = time.process_time()
-    outcome = run(drawn(seed))
-    gc.collect()
-    return Told(seed, outcome.failures, outcome.digest, outcome.virtual_s, time.process_time() - began_s)
 
 
 def kind_of(failure: str) -> str:

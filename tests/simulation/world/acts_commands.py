@@ -34,8 +34,8 @@ class Invocation(NamedTuple):
 
     cluster: WorldCluster
     arguments: list[str]
-    loses: bool = False
-    """What clusters were told may be lost."""
+    loses: Scope | None = None
+    """The state of the cluster may go back, or what it was to get from queues may be lost."""
     everywhere: bool = False
     """Every other cluster gets the same command, since linked clusters need the same."""
 
@@ -190,7 +190,7 @@ def _letters_retry(doing: Doing) -> Invocation:
 
 def _letters_drop(doing: Doing) -> Invocation:
     cluster = acts_sinks.receiver(doing)
-    return Invocation(cluster, ["--all", "--yes"], loses=True)
+    return Invocation(cluster, ["--all", "--yes"], loses=Scope.QUEUE)
 
 
 # -- full-sync --------------------------------------------------------------------------------------------------------
@@ -383,11 +383,11 @@ def _remove(doing: Doing) -> Invocation:
 def _force_leader(doing: Doing) -> Invocation:
     cluster = doing.cluster()
     partition = str(doing.chance.randrange(doing.world.shape.partitions))
-    return Invocation(cluster, [partition, doing.chance.choice(list(cluster.nodes)), "--yes"], loses=True)
+    return Invocation(cluster, [partition, doing.chance.choice(list(cluster.nodes)), "--yes"], loses=Scope.CLUSTER)
 
 
 def _reseed(doing: Doing) -> Invocation:
-    return Invocation(doing.cluster(), ["--yes", *doing.chance.choice([(), WAIT])], loses=True)
+    return Invocation(doing.cluster(), ["--yes", *doing.chance.choice([(), WAIT])], loses=Scope.CLUSTER)
 
 
 def _rolling_restart(doing: Doing) -> Invocation:
@@ -412,10 +412,11 @@ def _reap_tombs(doing: Doing) -> Invocation:
 
 
 def _erase_keys(doing: Doing) -> Invocation:
+    cluster = doing.cluster()
     if doing.chance.random() < 0.5:
-        return Invocation(doing.cluster(), [*_scope(doing), "--dry-run"])
-    acts_data.erased(doing)
-    return Invocation(doing.cluster(), [*_scope(doing), "--yes"])
+        return Invocation(cluster, [*_scope(doing), "--dry-run"])
+    acts_data.erased(doing, cluster)
+    return Invocation(cluster, [*_scope(doing), "--yes"])
 
 
 def _repair_keys(doing: Doing) -> Invocation:
@@ -492,8 +493,13 @@ UNSIGNED: Final = frozenset(("cluster rolling-restart", "leader balance", "sink 
 def _teach(words: str, weight: int, draw: Callable[[Doing], Invocation]) -> None:
     async def perform(doing: Doing) -> None:
         invocation = draw(doing)
-        named = doing.world.clusters if invocation.loses else ()
-        losses = [doing.declare_loss(Scope.CLUSTER, name) for name in named]
+        name = invocation.cluster.name
+        losses = []
+        if invocation.loses is Scope.CLUSTER:
+            losses = [doing.declare_loss(Scope.CLUSTER, name)]
+        elif invocation.loses is Scope.QUEUE:
+            sources = invocation.cluster.receives_from
+            losses = [doing.declare_loss(Scope.QUEUE, source, queue=name) for source in sources]
         others = [each for each in doing.world.clusters.values() if each is not invocation.cluster]
         arguments = [*words.split(), *invocation.arguments, *([] if words in UNSIGNED else ["--by", "operator"])]
         ran = await run(doing, invocation.cluster, *arguments, allowed=ALLOWED)

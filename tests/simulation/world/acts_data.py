@@ -8,7 +8,7 @@ from typing import Any, Final
 from tests.simulation.world.acts_queues import BUCKET, kinds, receivers
 from tests.simulation.world.admin import act, look
 from tests.simulation.world.clusters import WorldCluster
-from tests.simulation.world.history import Scope
+from tests.simulation.world.history import Erasure
 from tests.simulation.world.steps import Doing, StepKind, step
 
 PAGES_MAX: Final = 50
@@ -23,11 +23,9 @@ def reaped(doing: Doing, bucket_types: Iterable[str]) -> None:
         doing.world.history.rules_of(name).reaps = True
 
 
-def erased(doing: Doing) -> None:
-    """An operator deletes keys. With last_write_wins a deletion may be newer than later writes, where clocks differ, so
-    the loss is not over with the act."""
-    for name in doing.world.clusters:
-        doing.declare_loss(Scope.CLUSTER, name)
+def erased(doing: Doing, cluster: WorldCluster) -> None:
+    """An operator begins to delete keys."""
+    doing.world.history.erasures.append(Erasure(cluster.name, doing.world.kernel.now_ns))
 
 
 async def _fold(doing: Doing, kind: str, *, acts: bool = True, **more: Any) -> None:
@@ -47,7 +45,7 @@ async def _fold(doing: Doing, kind: str, *, acts: bool = True, **more: Any) -> N
     if acts:
         body["dry_run"] = dry_run
     if kind == "erase-keys" and not dry_run:
-        erased(doing)
+        erased(doing, cluster)
     if kind == "reap-tombs" and not dry_run:
         reaped(doing, [bucket_type for _, bucket_type in numbers])
     await _pages(doing, cluster, [number for number, _ in numbers], body)

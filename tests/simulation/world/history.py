@@ -198,6 +198,17 @@ class Rules:
         self.reaps = self.reaps or properties.reap_after_ms is not None or properties.repl_reap
 
 
+class Erasure(NamedTuple):
+    """An operator let a cluster delete keys. Which ones it deleted, and when, is not known."""
+
+    cluster: str
+    called_ns: int
+
+    def of(self, key: Key) -> Operation:
+        """The delete of a key that may have taken effect."""
+        return Operation(Kind.DELETE, "operator", self.cluster, key, self.called_ns, replaces_all=True)
+
+
 class Surprise(NamedTuple):
     """An answer that a sound cluster does not give."""
 
@@ -227,6 +238,7 @@ class History:
     rules: dict[str, Rules] = field(default_factory=dict)
     """By bucket type."""
     losses: list[DeclaredLoss] = field(default_factory=list)
+    erasures: list[Erasure] = field(default_factory=list)
     surprises: list[Surprise] = field(default_factory=list)
     """Answers that a sound cluster does not give."""
     listings: list[Listing] = field(default_factory=list)

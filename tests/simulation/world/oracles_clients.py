@@ -498,7 +498,13 @@ def histories(world: World) -> dict[Key, KeyHistory]:
             if reaped:  # also by an operator's order
                 history.rules_of(bucket_type).reaps = True
     return {
-        key: KeyHistory(key, operations, history.rules_of(key.bucket_type), uuids, history.losses)
+        key: KeyHistory(
+            key,
+            [*operations, *(each.of(key) for each in history.erasures)],
+            history.rules_of(key.bucket_type),
+            uuids,
+            history.losses,
+        )
         for key, operations in history.keys.items()
     }
 

@@ -217,7 +217,10 @@ def judge_partitions(document: Mapping[str, Any], moment: Moment) -> list[str]:
 
 
 def judge_lag(document: Mapping[str, Any], moment: Moment) -> list[str]:
-    """`GET /admin/lag`: where a change waited all the time, a queue is not said to be nothing behind."""
+    """`GET /admin/lag`: where a change waited all the time, a queue is not said to be nothing behind. Of a node that is
+    cut off from the metastore, which may take another one for the leader, nothing is asked."""
+    if not moment.known:
+        return []
     wrong = []
     for row in document["lag"]:
         if row["objects"] != 0 and row["seconds"] != 0.0:

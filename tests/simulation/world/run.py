@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import time
 import traceback
 from typing import NamedTuple
 
 from tests.simulation.world import acts, faults, oracles, workload  # noqa: F401 -- they teach the world their steps
 from tests.simulation.world.kernel import SECOND, Stuck
-from tests.simulation.world.plan import Plan
+from tests.simulation.world.plan import Plan, drawn
 from tests.simulation.world.world import World
 
 QUIET_S = 300.0
@@ -52,3 +54,21 @@ def run(plan: Plan) -> Outcome:
             world.kernel.now_ns / SECOND,
             world.kernel.events_run,
         )
+
+
+class Told(NamedTuple):
+    """How the world of a seed ended."""
+
+    seed: int
+    failures: tuple[str, ...]
+    digest: str
+    virtual_s: float
+    cpu_s: float
+
+
+def told_of(seed: int) -> Told:
+    """Run a seed."""
+    began_s = time.process_time()
+    outcome = run(drawn(seed))
+    gc.collect()
+    return Told(seed, outcome.failures, outcome.digest, outcome.virtual_s, time.process_time() - began_s)

@@ -23,6 +23,7 @@ from isthmus.client.exchange import Exchange, Limits
 from isthmus.client.names import Key as ClientKey
 from isthmus.client.nodes import Nodes
 from isthmus.client.objects import Context, Delete, NotFound, Put, StoredObject, Written
+from isthmus.client.operations import BATCH_GET
 from isthmus.client.routes import PATH as ROUTES_PATH
 from isthmus.client.steps import Endpoint, NoAnswer, Request, Response, Send, Sleep
 from isthmus.client.steps import Operation as Exchanging
@@ -91,6 +92,40 @@ class Value(NamedTuple):
         return self.text.encode() + b" " * self.padding
 
 
+class Attempts:
+    """A transport that notes what became of each attempt."""
+
+    def __init__(self, session: Session, transport: Any) -> None:
+        self._session = session
+        self._transport = transport
+        self.uncertain = False
+        """An attempt of the operation under way may have taken effect, or still may: also after an attempt that was
+        refused, or a delete that found nothing, since a request may be late."""
+
+    async def send(self, send: Send) -> Response | NoAnswer:
+        """The answer to a request."""
+        result: Response | NoAnswer = await self._transport.send(send)
+        method, target = send.request.method, send.request.target
+        if target == ROUTES_PATH:
+            return result
+        writes = method not in (b"GET", b"HEAD") and target != BATCH_GET
+        count = self._session.history.count
+        if isinstance(result, NoAnswer):
+            count(f"{method.decode()} no answer{' to what was sent' if result.sent else ''}")
+            self.uncertain = self.uncertain or (writes and result.sent)
+            return result
+        reason = reason_of(result)
+        count(f"{method.decode()} {result.status} {reason}".rstrip())
+        if reason == "internal":
+            self._session.surprised(f"{target!r} at {send.node}: 500 {result.body!r}", reason)
+        self.uncertain = self.uncertain or (writes and result.status in (500, 502, 504))
+        return result
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.close()
+
+
 class Session:
     """A client of one cluster. Its subclasses send."""
 
@@ -101,6 +136,7 @@ class Session:
         self.lock = asyncio.Lock()
         self.known: dict[Key, list[Known]] = {}
         """The newest answers for each key, the newest last."""
+        self.attempts: Attempts
         self._machine = machine
         self._values = 0
 
@@ -127,6 +163,7 @@ class Session:
 
     def begin(self, kind: Kind, key: Key, value: Value | None = None, **more: Any) -> Operation:
         """Record an operation that begins."""
+        self.attempts.uncertain = False
         text, content = ("", PLAIN) if value is None else (value.text, value.content)
         made = Operation(kind, self.name, self.cluster, key, self.now_ns(), value=text, content=content, **more)
         return self.history.add(made)
@@ -140,12 +177,24 @@ class Session:
 
     def failed(self, operation: Operation, error: ClientError) -> None:
         """Record an operation that ended with an error of the client."""
+        self.refused(operation, error.reason, unknown=isinstance(error, OutcomeUnknown))
         if isinstance(error, OutcomeUnknown):
-            self.end(operation, Outcome.UNKNOWN, error.reason)
             return
-        self.end(operation, Outcome.REFUSED, error.reason)
         if not isinstance(error, Retryable) and error.reason not in EXPECTED_REFUSALS:
             self.surprised(f"{operation}: {error.reason}: {error.message}", error.reason)
+
+    def refused(self, operation: Operation, reason: str, *, unknown: bool = False) -> None:
+        """Record an operation that was refused, or whose outcome is unknown."""
+        unknown = unknown or (operation.writes and self.attempts.uncertain)
+        self.end(operation, Outcome.UNKNOWN if unknown else Outcome.REFUSED, reason)
+
+    def found_nothing(self, operation: Operation, clock: bytes | None) -> None:
+        """Record a delete that found nothing: a read, unless an attempt before may still find something."""
+        if self.attempts.uncertain:
+            self.end(operation, Outcome.UNKNOWN, "not-found")
+        else:
+            operation.kind = Kind.READ
+            self.read_ended(operation, clock, "", ())
 
     def surprised(self, what: str, reason: str) -> None:
         """Record an answer that a sound cluster does not give."""
@@ -227,7 +276,7 @@ class RawSession(Session):
         """`identified`: its writes have request ids, and are repeated while their outcome is unknown."""
         super().__init__(name, cluster, machine, history)
         self.identified = identified
-        self._transport = RawTransport(machine.loop)
+        self.attempts = Attempts(self, RawTransport(machine.loop))
         nodes = Nodes(self.endpoints(cluster), routing=routing, discover=True)
         now_s = machine.loop.time
         self._exchange = Exchange(nodes, Limits(timeout_s, None, CONNECT_TIMEOUT_S, ATTEMPTS), now_s, None, chance)
@@ -235,35 +284,20 @@ class RawSession(Session):
         self._writing = self._exchange if identified else self._once
         self._ids = 0
 
-    async def carry_out(self, operation: Exchanging[Response]) -> tuple[Response, bool]:
-        """The answer, and whether an attempt before it may have taken effect. Raises ClientError."""
-        uncertain = False
+    async def carry_out(self, operation: Exchanging[Response]) -> Response:
+        """The answer. Raises ClientError."""
         result: Any = None
         try:
             while True:
                 step = operation.send(result)
                 if isinstance(step, Send):
-                    result = await self._transport.send(step)
-                    if step.request.target != ROUTES_PATH:
-                        uncertain = self._attempted(step, result) or uncertain
+                    result = await self.attempts.send(step)
                 else:
                     assert isinstance(step, Sleep)
                     result = await asyncio.sleep(step.seconds)
         except StopIteration as end:
             answer: Response = end.value
-            return answer, uncertain
-
-    def _attempted(self, send: Send, result: Response | NoAnswer) -> bool:
-        """Count the answer of an attempt; whether it may have taken effect without a definite answer."""
-        method = send.request.method.decode()
-        if isinstance(result, NoAnswer):
-            self.history.count(f"{method} no answer{' to what was sent' if result.sent else ''}")
-            return result.sent
-        reason = reason_of(result)
-        self.history.count(f"{method} {result.status} {reason}".rstrip())
-        if reason == "internal":
-            self.surprised(f"{send.request.target!r} at {send.node}: 500 {result.body!r}", reason)
-        return result.status in (500, 502, 504)
+            return answer
 
     def deadline_s(self) -> float:
         """When a call ends that begins now."""
@@ -284,7 +318,7 @@ class RawSession(Session):
     async def _get(self, operation: Operation, headers: tuple[tuple[bytes, bytes], ...]) -> Response | None:
         name = client_key(operation.key)
         try:
-            answer, _ = await self.carry_out(
+            answer = await self.carry_out(
                 self._exchange.read(Request(b"GET", name.path, headers), name, self.deadline_s())
             )
         except ClientError as error:
@@ -339,7 +373,7 @@ class RawSession(Session):
     async def _write(self, operation: Operation, request: Request) -> None:
         name = client_key(operation.key)
         try:
-            answer, _ = await self.carry_out(self._writing.write(request, name, self.deadline_s(), "-"))
+            answer = await self.carry_out(self._writing.write(request, name, self.deadline_s(), "-"))
         except ClientError as error:
             self.failed(operation, error)
             return
@@ -347,9 +381,8 @@ class RawSession(Session):
 
     def _written(self, operation: Operation, answer: Response) -> None:
         clock = encoded_clock(answer)
-        if answer.status == 404:  # there was nothing to delete
-            operation.kind = Kind.READ
-            self.read_ended(operation, clock, "", ())
+        if answer.status == 404:
+            self.found_nothing(operation, clock)
         else:
             self.write_ended(operation, clock, repeated=answer.headers.get("x-isthmus-repeated") == "true")
 
@@ -366,7 +399,7 @@ class RawSession(Session):
         if operation.outcome is not Outcome.OK or not ids:
             return
         try:
-            answer, _ = await self.carry_out(self._writing.write(request, client_key(key), self.deadline_s(), "-"))
+            answer = await self.carry_out(self._writing.write(request, client_key(key), self.deadline_s(), "-"))
         except ClientError:
             return
         if answer.headers.get("x-isthmus-repeated") != "true":
@@ -378,7 +411,7 @@ class RawSession(Session):
         request = Request(b"POST", path, tuple(content_headers(value.content)), value.body)
         called_ns = self.now_ns()
         try:
-            answer, _ = await self.carry_out(self._once.write(request, None, self.deadline_s(), "-"))
+            answer = await self.carry_out(self._once.write(request, None, self.deadline_s(), "-"))
         except ClientError as error:
             self.history.count(f"post {error.reason}")
             return
@@ -400,8 +433,8 @@ class RawSession(Session):
         operations = [self.begin(Kind.READ, key) for key in keys]
         body = msgpack.packb([[*key] for key in keys])
         try:
-            answer, _ = await self.carry_out(
-                self._exchange.read(Request(b"POST", b"/batch/get", (_MSGPACK,), body), None, self.deadline_s())
+            answer = await self.carry_out(
+                self._exchange.read(Request(b"POST", BATCH_GET, (_MSGPACK,), body), None, self.deadline_s())
             )
             items = parse_batch(answer, len(keys))
         except ClientError as error:
@@ -412,7 +445,7 @@ class RawSession(Session):
             if status in (200, 300) or (status == 404 and (clock is not None or rest == b"not-found")):
                 self.read_ended(operation, clock, *batch_siblings(rest if status != 404 else ()))
             else:
-                self._item_failed(operation, status, rest, uncertain=False)
+                self._item_failed(operation, status, rest)
 
     async def batch_put(self, items: Sequence[tuple[Key, Value | None, Known | None]]) -> None:
         operations = []
@@ -434,7 +467,7 @@ class RawSession(Session):
             )
         request = Request(b"POST", b"/batch/put", (_MSGPACK,), msgpack.packb(body))
         try:
-            answer, uncertain = await self.carry_out(self._writing.write(request, None, self.deadline_s(), "-"))
+            answer = await self.carry_out(self._writing.write(request, None, self.deadline_s(), "-"))
             answers = parse_batch(answer, len(items))
         except ClientError as error:
             for operation in operations:
@@ -444,21 +477,15 @@ class RawSession(Session):
             if status == 204:
                 self.write_ended(operation, clock, repeated=rest == b"repeated")
             elif status == 404 and rest == b"not-found":
-                operation.kind = Kind.READ
-                self.read_ended(operation, clock, "", ())
+                self.found_nothing(operation, clock)
             else:
-                self._item_failed(operation, status, rest, uncertain)
+                self._item_failed(operation, status, rest)
 
-    def _item_failed(self, operation: Operation, status: int, rest: Any, uncertain: bool) -> None:
+    def _item_failed(self, operation: Operation, status: int, rest: Any) -> None:
         reason = rest.decode().partition(":")[0] if isinstance(rest, bytes) else ""
         self.history.count(f"item {status} {reason}")
-        if uncertain or status in (500, 502, 504):
-            self.end(operation, Outcome.UNKNOWN, reason)
-            if reason == "internal":
-                self.surprised(f"{operation}: {rest!r}", reason)
-            return
-        self.end(operation, Outcome.REFUSED, reason)
-        if status != 503 and reason not in EXPECTED_REFUSALS:
+        self.refused(operation, reason, unknown=operation.writes and status in (500, 502, 504))
+        if reason == "internal" or (status not in (500, 502, 503, 504) and reason not in EXPECTED_REFUSALS):
             self.surprised(f"{operation}: {status} {rest!r}", reason)
 
     async def update(self, key: Key, chance: Random) -> None:
@@ -472,7 +499,7 @@ class RawSession(Session):
         path = client_key(Key(bucket_type, bucket, "k")).path.rpartition(b"/")[0] + b"?keys=true"
         called_ns = self.now_ns()
         try:
-            answer, _ = await self.carry_out(self._exchange.read(Request(b"GET", path), None, self.deadline_s()))
+            answer = await self.carry_out(self._exchange.read(Request(b"GET", path), None, self.deadline_s()))
         except ClientError as error:
             self.history.count(f"list {error.reason}")
             return
@@ -499,6 +526,8 @@ class ProductSession(Session):
         urls = [str(each) for each in self.endpoints(cluster)]
         self._client = AsyncClient(urls, routing=routing, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S)
         self._client._operations.exchange.chance = chance
+        self.attempts = Attempts(self, self._client._transport)
+        self._client._transport = self.attempts  # type: ignore[assignment]
 
     def value(self, chance: Random) -> Value:
         made = super().value(chance)
@@ -569,9 +598,8 @@ class ProductSession(Session):
         if found:
             self.end(operation, Outcome.OK)
         else:
-            operation.kind = Kind.READ
             operation.clock_hidden = True
-            self.read_ended(operation, None, "", ())
+            self.found_nothing(operation, None)
         self.forget(key)
         return operation
 
@@ -625,7 +653,7 @@ class ProductSession(Session):
 
         def change(_before: object) -> str:
             if attempts:
-                self.end(attempts[-1], Outcome.REFUSED, "modified")
+                self.refused(attempts[-1], "modified")
             value = self.value(chance)
             attempts.append(self.begin(Kind.PUT, key, value, replaces_all=True))
             attempts[-1].content = None  # it keeps what was stored beside the value before

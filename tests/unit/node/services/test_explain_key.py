@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from isthmus.node.services.explain_key import joined
+from isthmus.node.services import explain_key
+from isthmus.node.services.explain_key import KeyExplainer, joined
 from isthmus.node.services.remote_lookup import NOT_HERE, REAPED, with_other_sides
+from isthmus.repl.model.errors import NotLeader
+from isthmus.repl.model.keys import Key
 
 
 @pytest.mark.parametrize(
@@ -41,3 +46,53 @@ def test_a_key_that_was_deleted_and_reaped_is_not_called_missing() -> None:
     for forgotten in ({**answer, "reaped_clock": None}, {k: v for k, v in answer.items() if k != "reaped_clock"}):
         found = joined({"e1": forgotten}, {})
         assert (found["reaped_clock"], found["next"]) == (None, NOT_HERE)
+
+
+class Followers:
+    """The runtime of a leader, whose followers confirm it, refuse it, or do not answer."""
+
+    def __init__(self, answer: str) -> None:
+        self.partitions = {1: SimpleNamespace(replica=SimpleNamespace(ready=True))}
+        self._answer = answer
+
+    def committed(self, _partition: object) -> asyncio.Future[None]:
+        """See Runtime."""
+        confirmed = asyncio.get_running_loop().create_future()
+        if self._answer == "confirmed":
+            confirmed.set_result(None)
+        elif self._answer == "refused":
+            confirmed.set_exception(NotLeader("partition 1: not-leader", "e2"))
+        return confirmed
+
+
+@pytest.mark.parametrize(("answer", "leads"), [("confirmed", True), ("refused", False), ("silent", False)])
+async def test_a_leader_that_is_cut_off_explains_nothing(
+    answer: str, leads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node may lead by now, with newer writes: without its followers' word a leader does not say what a key is,
+    and the joined answer says that it is not known, and why."""
+    monkeypatch.setattr(explain_key, "CONFIRMED_S", 0.05)
+    nothing: Any = SimpleNamespace(
+        partition_of=lambda *_: 1,
+        leader=lambda _: "e1",
+        comparisons_of=lambda _: [],
+        dead_letters_of=lambda _: asyncio.sleep(0, []),
+        explain=lambda *_: {"queues": [], "lower": []},
+        key_row=lambda *_: None,
+        reaped_clocks=lambda _: {},
+    )
+    explainer = KeyExplainer(
+        runtime=Followers(answer),  # type: ignore[arg-type]
+        store=nothing,
+        routes=nothing,
+        acts=nothing,
+        reaper=nothing,
+        pool=None,  # type: ignore[arg-type]
+        fullsync=nothing,
+        sink=nothing,
+    )
+    found = await explainer.own(Key(b"default", b"bucket", b"key"))
+    assert found["leads"] is leads
+    shown = joined({"e1": found}, {})
+    assert shown["known"] is leads
+    assert leads or "node e1, the leader as far as is known, cannot confirm that it still leads" in shown["reason"]
