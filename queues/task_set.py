@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.unforeseen import unforeseen
 
 
@@ -13,7 +14,7 @@ class TaskSet:
     """Tasks that run until they end or `cancel` is called."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in a task of its own."""

@@ -23,6 +23,7 @@ from isthmus.queues.window_rules import Item
 from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.machine import machine
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.timers import DeadlineTimer
 from isthmus.repl.unforeseen import unforeseen
@@ -125,8 +126,8 @@ class WorkerPool:
             extra = max(0, min(SLOTS_FULL_MAX, -(-IN_FLIGHT_COUNT // settings.batch_count)) - slots)
         self._slot_count = slots + extra
         self._sessions = 0
-        self._workers: set[asyncio.Task[None]] = set()
-        self._ack_tasks: set[asyncio.Task[None]] = set()
+        self._workers: OrderedSet[asyncio.Task[None]] = OrderedSet()
+        self._ack_tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         """Acknowledgements in requests of their own; each ends with its request's time-out at the latest."""
         self._alarm = DeadlineTimer(self._on_alarm)
         self._peers: dict[LinkName, AsyncHttpPeer] = {}

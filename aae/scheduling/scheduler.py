@@ -57,6 +57,7 @@ from isthmus.aae.scheduling.schedule import (
 from isthmus.config.settings import ALL_TYPES, FullSyncSettings
 from isthmus.repl.model.errors import BadInput, InternalError, IsthmusError, LocalFault, NotReady, Retryable
 from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.unforeseen import unforeseen
 
 SKIPPED_KEPT: Final = 50
@@ -172,7 +173,7 @@ class CheckScheduler:
         self._proofs = proofs
         self._skew_ms = skew_ms
         self._time = time
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: OrderedSet[asyncio.Task[Any]] = OrderedSet()
         self.peers: dict[str, PeerState] = {}
         self.faults: dict[str, str] = {}
         """Peer -> why its overrides are invalid here."""

@@ -28,6 +28,7 @@ from isthmus.node.services.history import HOUR, Key, merge_two
 from isthmus.node.services.history_query import NEWEST, NewestRequest
 from isthmus.node.services.history_series import ALL_TYPES, COLUMNS, SERIES, Scope, derive_one, name_of
 from isthmus.repl.model.errors import IsthmusError, NotReady, Overloaded
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.repl.unforeseen import unforeseen
 
@@ -124,7 +125,7 @@ class LiveAdmin:
     def __init__(self, services: NodeServices, view: ClusterView, router: Router[Callable[..., Any]]) -> None:
         self._services = services
         self._view = view
-        self._viewers: set[Viewer] = set()
+        self._viewers: OrderedSet[Viewer] = OrderedSet()
         self._rounds: asyncio.Task[None] | None = None
         self._stopped = False
         self._cluster = b""

@@ -41,6 +41,7 @@ from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.objects import TOMBSTONE, Content
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.requests import ForwardedRead, Isolation, PendingRead, WriteRequest, WriteResult
+from isthmus.repl.ordered_set import OrderedSet
 
 METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
 ROUTE: Final = "object"
@@ -122,7 +123,7 @@ class ObjectRoutes:
         self._counts = api.counts
         self._written = api.durations.series(*_WRITTEN)
         self._found = api.durations.series(*_FOUND)
-        self._overdue: set[asyncio.Future[Any]] = set()
+        self._overdue: OrderedSet[asyncio.Future[Any]] = OrderedSet()
         for prefix in ("/buckets/{bucket}/keys", "/types/{type}/buckets/{bucket}/keys", "/riak/{bucket}"):
             api.router.add("POST", prefix, self._create)
 

@@ -41,6 +41,7 @@ from isthmus.queues.wire import (
     encode_reply,
 )
 from isthmus.repl.model.errors import NotReady, Overloaded
+from isthmus.repl.ordered_set import OrderedSet
 
 FETCHES_MAX: Final = 1024
 """Fetches that wait or run at once; more are refused with 503. A hundred sink nodes of eight workers fit; each waiting
@@ -106,7 +107,7 @@ class QueueRoutes:
         self._budget = api.budget
         self._certified = certified
         self._stopping = False
-        self._waits: set[asyncio.Future[None]] = set()
+        self._waits: OrderedSet[asyncio.Future[None]] = OrderedSet()
         """The futures of long polls."""
         self._polls: dict[int, asyncio.Future[None]] = {}
         """The futures of fetches on the fast path, by the request's identity."""

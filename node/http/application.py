@@ -27,6 +27,7 @@ from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefu
 from isthmus.node.http.router import Match, Router, check_parameters, parse_query
 from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TimedOut, TooLarge, clear_traceback
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.security.tls import NodeName
 from isthmus.repl.unforeseen import unforeseen
 
@@ -371,7 +372,7 @@ class HttpApplication:
         """Authorizes requests; None: every request is allowed."""
         self.audit: RequestAudit | None = None
         """Records acts; None: nothing is recorded."""
-        self._late: set[asyncio.Future[Any]] = set()
+        self._late: OrderedSet[asyncio.Future[Any]] = OrderedSet()
         """Work of requests whose client has its refusal already (`_in_time`)."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

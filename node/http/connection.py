@@ -22,6 +22,7 @@ from isthmus.config.settings import ListenSettings
 from isthmus.node.http.application import CONNECTION, PEER_NAMES
 from isthmus.node.http.responses import Headers, RequestRefused, refusal
 from isthmus.repl.machine import machine
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.security.tls import NodeName, names_of
 
 KEEP_ALIVE_S: Final = 75
@@ -66,6 +67,8 @@ class SharedState(ServerState):
 
     def __init__(self, settings: ListenSettings) -> None:
         super().__init__()
+        self.connections: Any = OrderedSet()
+        self.tasks: Any = OrderedSet()
         self.connections_limit = settings.connections_limit
         self.head_limit_bytes = settings.header_limit_bytes
         self.body_timeout_s = settings.body_timeout_ms / 1000

@@ -86,7 +86,7 @@ class ClockWatch:
 
     async def measure(self) -> None:
         """Ask every other live node once."""
-        await asyncio.gather(*(self._ask(node) for node in self._others()))
+        await asyncio.gather(*(self._ask(node) for node in sorted(self._others())))
 
     async def _ask(self, node: str) -> None:
         asked_ms = self._time.now_ms()

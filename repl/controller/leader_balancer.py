@@ -36,6 +36,7 @@ from isthmus.repl.controller.log_positions import RequestLinks
 from isthmus.repl.isr.give_way import gave_way
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.runtime.handover import METHOD as HAND_OVER
 from isthmus.repl.runtime.handover import encode
 from isthmus.repl.telemetry import Sample
@@ -139,7 +140,7 @@ class LeaderBalancer:
         self._links = links
         self._own = own
         self._wake = wake
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._numbers = 0
         self._moved = {"done": 0, "failed": 0}
         self._forget()

@@ -14,6 +14,7 @@ from typing import Final
 from isthmus.repl.model.errors import BadInput, Fenced, NotLeader, NotReady
 from isthmus.repl.model.keys import partition_index
 from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.ordered_set import OrderedSet
 
 LEADER_WAIT_S: Final = 1.0
 """How long a request waits for a serving leader before it is refused. A hand-over takes a few round trips and is hidden
@@ -47,7 +48,7 @@ class RoutingTable:
         self._incomplete: frozenset[bytes] = frozenset()
         self._unread = 0
         self._leaders: dict[int, str] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: OrderedSet[asyncio.Future[None]] = OrderedSet()
 
     def learn(self, records: Mapping[int, PartitionRecord], unread: Collection[int] = ()) -> None:
         """Take over all records as they are now; `unread` are those that exist and could never be read."""

@@ -28,6 +28,7 @@ from isthmus.repl.http.client import (
     system_contexts,
 )
 from isthmus.repl.model.errors import PeerFault
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.security.tls import SCHEME, names_of, shown_names
 from isthmus.repl.timers import DeadlineTimer
 
@@ -55,7 +56,7 @@ class AsyncHttpPeer:
         self._token = None if in_clear else access.token
         self._heads: dict[tuple[str, str], bytes] = {}
         self._idle: list[_Connection] = []
-        self._open: set[_Connection] = set()
+        self._open: OrderedSet[_Connection] = OrderedSet()
         self._aborted = False
 
     async def post(self, path: str, body: bytes, *, media_type: str, timeout_ms: int, limit_bytes: int) -> bytes:
@@ -166,7 +167,7 @@ class _Connection(asyncio.Protocol):
     idle -> closed       the peer closed it, or sent bytes without a request
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, among: set[_Connection]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, among: OrderedSet[_Connection]) -> None:
         self.usable = False
         """The connection is open and idle."""
         self.answered = False

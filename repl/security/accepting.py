@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.shortage import DESCRIPTORS, DescriptorReserve, lacks_descriptors
 
 log = structlog.get_logger(__name__)
@@ -111,7 +112,7 @@ class PlainServer:
         self._acceptor = acceptor
         self._socket = listen_socket
         self._factory = factory
-        self._beginning: set[asyncio.Task[None]] = set()
+        self._beginning: OrderedSet[asyncio.Task[None]] = OrderedSet()
         """Connections whose protocol is being made; each takes a turn of the loop."""
         self._accepting: asyncio.Task[None] | None = None
 

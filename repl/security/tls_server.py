@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.security.accepting import BACKLOG, Acceptor
 from isthmus.repl.security.tls import (
     FIRST_BYTE,
@@ -81,7 +82,7 @@ class TlsServer:
         self._hint = hint
         self._timeout_s = handshake_timeout_s
         self._pending: dict[asyncio.Task[None], float] = {}
-        self._cut: set[asyncio.Task[None]] = set()
+        self._cut: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._log_limit = LogLimit()
         self._accepting: asyncio.Task[None] | None = None
 

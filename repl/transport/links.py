@@ -18,6 +18,7 @@ from isthmus.repl.isr.messages import StaleEpoch
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.security.accepting import Acceptor, PlainServer
 from isthmus.repl.security.tls import LinkTls, expires_s
 from isthmus.repl.security.tls_server import TlsServer
@@ -133,16 +134,16 @@ class ClusterLinks:
         self._dialled: dict[str, PeerConnection] = {}
         self._accepted: dict[str, PeerConnection] = {}
         self._pending_handshakes: dict[PeerConnection, None] = {}
-        self._all: set[PeerConnection] = set()
+        self._all: OrderedSet[PeerConnection] = OrderedSet()
         self._emptied = asyncio.Event()
         self._to_flush: dict[PeerConnection, None] = {}
-        self._served: set[asyncio.Task[None]] = set()
+        self._served: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._serving: dict[PeerConnection, RpcServer] = {}
         self._faults: dict[str, int] = {}
         self._log_limit = LogLimit()
         self._server: PlainServer | TlsServer | None = None
         self._ticking: asyncio.Task[None] | None = None
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._stopping = False
 
     # -- start and stop -----------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from isthmus.repl.model.errors import (
     TooLarge,
     clear_traceback,
 )
+from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.transport.frames import Lane, Parts, bin_head
 from isthmus.repl.unforeseen import unforeseen
 
@@ -275,7 +276,7 @@ class RpcServer:
         *,
         body_limit: int,
         bytes_max: int,
-        tasks: set[asyncio.Task[None]],
+        tasks: OrderedSet[asyncio.Task[None]],
         direct: Mapping[str, DirectHandler] = NO_DIRECT,
     ) -> None:
         self._node = node

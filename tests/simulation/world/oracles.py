@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.world.oracles_clients import CommittedReads, NothingLost
-from tests.simulation.world.oracles_state import Bounds, ClosedGaps, EqualContents, Errors, Ledgers, OneContentPerDot
+from tests.simulation.world.oracles_state import (
+    BegunGaps,
+    Bounds,
+    ClosedGaps,
+    EqualContents,
+    Errors,
+    Ledgers,
+    OneContentPerDot,
+)
 from tests.simulation.world.oracles_told import Told
 
 if TYPE_CHECKING:
@@ -18,6 +26,7 @@ def all_of(world: World) -> tuple[Oracle, ...]:
     return (
         EqualContents(),
         ClosedGaps(),
+        BegunGaps(),
         OneContentPerDot(),
         Ledgers(),
         Bounds(),

@@ -444,6 +444,40 @@ def _open_gaps(world: World) -> Iterator[tuple[OpenGap, int]]:
                     yield OpenGap(name, queue, number, gap.start, gap.end), window.owner_version
 
 
+class BegunGaps:
+    """No gap begins where the queue's filter includes nothing of the bucket type: nothing is left out there, and checks
+    that compare what is replicated never close one. A gap from before the filter was narrowed stays."""
+
+    name = "begun-gaps"
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str, int], tuple[Any, ...]] = {}
+        """Cluster, queue, partition -> leader, its process and epoch, command, and gaps, where the filter includes
+        nothing."""
+
+    def look(self, world: World) -> list[str]:
+        failures, before, self._seen = [], self._seen, {}
+        for name, cluster in world.clusters.items():
+            for number, led in leaders_of(cluster).items():
+                for queue, machine in led.services.queues.machines().items():
+                    window, rules = machine.windows.get(number), led.services.queues.named(queue).filter
+                    if window is None or rules.includes_some(window.bucket_type):
+                        continue
+                    starts = {gap.start for gap in window.state.gaps}
+                    here = (id(led.services), led.partition.replica.epoch, window.state.command_version)
+                    then = before.get((name, queue, number))
+                    if then is not None and then[:-1] == here and not starts <= then[-1]:
+                        failures.append(
+                            f"{name}: queue {queue}, partition {number}: gaps from {sorted(starts - then[-1])} began, "
+                            f"and its filter {rules} includes nothing of {window.bucket_type.decode()}"
+                        )
+                    self._seen[name, queue, number] = (*here, starts)
+        return failures
+
+    def judge(self, world: World) -> list[str]:
+        return self.look(world)
+
+
 # -- (d) versions ----------------------------------------------------------------------------------------------------
 
 

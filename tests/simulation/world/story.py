@@ -27,12 +27,16 @@ class Story:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self.directory = ""
+        """Where the world's files are, by a name that another run does not have; the story does not tell it."""
         self.lines: list[str] = []
         self.errors: list[tuple[str, LoggedError]] = []
         """(machine, error) of every error that a node logged."""
 
     def tell(self, who: str, what: str) -> None:
         """Add a line."""
+        if self.directory:
+            what = what.replace(self.directory, "")
         self.lines.append(f"{self._kernel.now_ns / SECOND:12.6f} {who:<10} {what}")
 
     def uncaught(self, machine: VirtualMachine, what: str, error: BaseException | None) -> None:

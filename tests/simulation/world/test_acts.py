@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from random import Random
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from isthmus.node.dashboard.routes import Dashboard
 from tests.simulation.world.acts import MODULES
 from tests.simulation.world.admin import Answer, WrongAnswer, ask, wrong
 from tests.simulation.world.clusters import Shape
+from tests.simulation.world.commands import Ran, run
 from tests.simulation.world.plan import Step
 from tests.simulation.world.steps import KINDS, Doing, StepKind
 from tests.simulation.world.world import World
@@ -184,3 +186,30 @@ def test_a_node_that_does_not_answer_fails_the_world() -> None:
         assert asked() is None
         world.heal()
         assert asked() is not None
+
+
+def test_a_command_ends_as_it_does_on_a_terminal() -> None:
+    """In virtual time, with what it prints kept apart from the streams of this process: a change is made, a refusal has
+    its reason, and one that cannot be typed fails the world."""
+    before = sys.stdout, sys.stderr
+    with World("commands", Shape((1, 1), 1)) as world:
+        world.start()
+        cluster = world.clusters["east"]
+
+        def ran(*words: str) -> Ran | None:
+            task = world.operators.loop.create_task(run(Doing(world, "test", 1), cluster, *words))
+            world.run_until(task.done, 120.0, "the command ends")
+            return task.result()
+
+        suspended = ran("queue", "suspend", "west", "--by", "operator")
+        assert suspended is not None
+        assert suspended.done
+        listed = ran("queue", "list")
+        assert listed is not None
+        assert [row["serving"] for row in listed.document["queues"]] == ["suspended"]
+        refused = ran("queue", "suspend", "north", "--by", "operator")
+        assert refused is not None
+        assert (refused.done, refused.reason) == (False, "unknown-queue")
+        with pytest.raises(WrongAnswer, match="--nonsense"):
+            ran("queue", "suspend", "west", "--nonsense")
+    assert (sys.stdout, sys.stderr) == before

@@ -13,6 +13,7 @@ import pytest
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.node.services import cluster_status
+from isthmus.queues.filters import parse_filter
 from isthmus.queues.gaps import QueueGap
 from isthmus.repl.model.objects import decode_object, encode_object
 from isthmus.repl.store.rows import KEY_TAG, OBJECT_TAG, U32
@@ -20,7 +21,15 @@ from tests.simulation.world.asking import ask
 from tests.simulation.world.clusters import Shape
 from tests.simulation.world.node import ADMIN_PORT, HTTP_PORT
 from tests.simulation.world.node_state import Led, leaders_of, rows_of, services_of
-from tests.simulation.world.oracles_state import Bounds, ClosedGaps, EqualContents, Errors, Ledgers, OneContentPerDot
+from tests.simulation.world.oracles_state import (
+    BegunGaps,
+    Bounds,
+    ClosedGaps,
+    EqualContents,
+    Errors,
+    Ledgers,
+    OneContentPerDot,
+)
 from tests.simulation.world.oracles_told import DOCUMENTS, EXPLAIN, Told
 from tests.simulation.world.world import World
 from tests.support.log_watch import LoggedError
@@ -91,7 +100,7 @@ def first_row(rows: Any, tag: bytes) -> bytes:
 def test_a_quiet_world_contents_all(world: World) -> None:
     """Equal bytes, versions, ledgers, bounds, errors, and every answer to operators."""
     told = Told("all")
-    for oracle in (EqualContents(), ClosedGaps(), OneContentPerDot(), Ledgers(), Bounds(), Errors(), told):
+    for oracle in (EqualContents(), ClosedGaps(), BegunGaps(), OneContentPerDot(), Ledgers(), Bounds(), Errors(), told):
         assert oracle.look(world) == []
         assert oracle.judge(world) == []
     assert set(told.judged) == {*DOCUMENTS, EXPLAIN}
@@ -183,6 +192,29 @@ def test_a_gap_that_is_closed_too_early_is_found(world: World) -> None:
     assert found[0] == []
     assert len(found[1]) == 1
     assert "is closed, and west lacks 1 keys" in found[1][0]
+
+
+def test_a_gap_that_begins_where_nothing_is_offered_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gap that is there at the second look, of a queue whose filter includes nothing; one that was there before is
+    allowed, and so is one of a queue that includes everything."""
+    led = leader(world, "east")
+    queue = led.services.queues.named("west")
+    (window,) = queue.machine.windows.values()
+    state = window.state
+    gap = QueueGap(0, window.applied, 0, 1, 1, "cleared", "a test", "")
+    found = []
+    for filter_, before in (("any", ()), ("block_rtq", (gap,)), ("block_rtq", ())):
+        oracle = BegunGaps()
+        with monkeypatch.context() as patched:
+            patched.setattr(queue, "filter", parse_filter(filter_))
+            window.state = replace(state, gaps=before)
+            assert oracle.look(world) == []
+            window.state = replace(state, gaps=(gap,))
+            found.append(oracle.look(world))
+        window.state = state
+    assert found[:2] == [[], []]
+    assert len(found[2]) == 1
+    assert "gaps from [0] began" in found[2][0]
 
 
 def test_a_version_with_two_contents_is_found(world: World) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from isthmus.client.steps import Endpoint, NoAnswer, Request, Response, Send
+from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.security.accepting import Acceptor, PlainServer
 from tests.simulation.world import plan
 from tests.simulation.world.clusters import Shape
@@ -19,6 +20,7 @@ from tests.simulation.world.history import NEVER, Outcome
 from tests.simulation.world.kernel import SECOND, Kernel
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
+from tests.simulation.world.node_state import leaders_of
 from tests.simulation.world.oracles_clients import CommittedReads, NothingLost
 from tests.simulation.world.raw_http import RawTransport
 from tests.simulation.world.world import World
@@ -210,3 +212,45 @@ def test_a_session_goes_on_through_the_failure_of_a_node() -> None:
         counts = world.history.counts
     assert any("no answer" in what for what in counts)
     assert counts["put ok"] > 50
+
+
+def reads_beside_a_cut_off_leader(seed: int) -> list[str]:
+    """What the oracle of reads finds where a leader is cut off from its followers and the metastore, not from its
+    clients, for longer than its session lasts."""
+    shape = Shape((3,), 1)
+    with World(seed, shape) as world:
+        world.start()
+        world.prepare()
+        cluster = world.clusters["east"]
+
+        def cut_off() -> None:
+            node = cluster.nodes[leaders_of(cluster)[0].node]
+            for other in cluster.nodes.values():
+                if other is not node:
+                    world.network.cut(node.machine, other.machine)
+            cluster.ensemble.cut(node.name)
+            world.kernel.at(20 * SECOND, heal)
+
+        def heal() -> None:
+            world.network.heal()
+            for name in cluster.nodes:
+                cluster.ensemble.heal(name)
+
+        world.kernel.at(3 * SECOND, cut_off)
+        world.perform(plan.drawn(seed, shape=shape, operations=250, acts=0, seconds=22.0).steps)
+        world.run_until(world.all_ready, 60.0, "all nodes serve")
+        return CommittedReads().judge(world)
+
+
+def test_a_leader_that_confirms_no_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Committed reads of a leader that was replaced, and does not ask whether it still leads, contradict what other
+    nodes have acknowledged; with R-READ nothing does."""
+    assert reads_beside_a_cut_off_leader(1) == []
+
+    def unconfirmed(*_: object) -> asyncio.Future[None]:
+        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        confirmed.set_result(None)
+        return confirmed
+
+    monkeypatch.setattr(Runtime, "committed", unconfirmed)
+    assert any(reads_beside_a_cut_off_leader(seed) for seed in range(1, 5))

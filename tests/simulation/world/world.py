@@ -52,6 +52,7 @@ class World:
         self.network = Network(self.kernel)
         self.shape = Shape.drawn(self.kernel.random) if shape is None else shape
         self.directory = Path(tempfile.mkdtemp(prefix="isthmus-world-", dir=_memory()))
+        self.story.directory = str(self.directory)
         self.clusters: dict[str, WorldCluster] = make_clusters(self.kernel, self.network, self.directory, self.shape)
         self.broken: list[tuple[str, Callable[[], object]]] = []
         """(what, how it is undone) of all that is broken at the moment."""
