@@ -399,6 +399,8 @@ async def old_metastore(doing: Doing) -> None:
     old = ensemble.snapshot()
     await asyncio.sleep(doing.chance.choice((0.5, 5.0)))
     newest = ensemble.snapshot()
+    if newest.tree.zxid == old.tree.zxid:
+        return  # nothing was written: nodes would go on with the old one, and the newest would be older than theirs
     ensemble.stop()
     ensemble.put_back(old)
     ensemble.start()
