@@ -389,26 +389,3 @@ async def metastore_is_away(doing: Doing) -> None:
             ensemble.slow(doing.chance.choice((20.0, 300.0)))
             what, undo = f"the metastore of {cluster.name} is slow", lambda: ensemble.slow(0.0)
     await for_a_while(doing, what, undo, doing.chance.choice(CUT_S))
-
-
-@step(StepKind.FAULT, weight=1)
-async def old_metastore(doing: Doing) -> None:
-    """A metastore comes back with the data of some moments ago; nodes refuse it until it has the newest again."""
-    cluster = doing.cluster()
-    ensemble = cluster.ensemble
-    old = ensemble.snapshot()
-    await asyncio.sleep(doing.chance.choice((0.5, 5.0)))
-    newest = ensemble.snapshot()
-    if newest.tree.zxid == old.tree.zxid:
-        return  # nothing was written: nodes would go on with the old one, and the newest would be older than theirs
-    ensemble.stop()
-    ensemble.put_back(old)
-    ensemble.start()
-
-    def undo() -> None:
-        ensemble.stop()
-        ensemble.put_back(newest)
-        ensemble.start(elections=1)
-
-    what = f"the metastore of {cluster.name} has gone back"
-    await for_a_while(doing, what, undo, doing.chance.choice(CUT_S))
