@@ -229,6 +229,7 @@ async def _exchange(
 ) -> tuple[int, bytes]:
     """Status and body of the answer. Raises OSError, also where none comes from a node that cannot give one."""
     loop = asyncio.get_running_loop()
+    before = _state(world, node)
     host = node.machine.address
     data = b"" if body is None else json.dumps({"by": "operator", **body}).encode()
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}:{ADMIN_PORT}", "Connection: close", "Accept: */*"]
@@ -247,7 +248,7 @@ async def _exchange(
             if exchange.answer.done():
                 return exchange.answer.result()
             left_s -= 1.0
-        if _able(node) and not world.broken:
+        if _able(node) and not world.broken and before == _state(world, node):
             raise WrongAnswer(f"{method} {path} at {node.name}: no answer within {PATIENCE_S + MARGIN_S:g} s")
         raise TimeoutError("no answer")
     finally:

@@ -19,17 +19,7 @@ CHECKOUT = Path(__file__).parents[3]
 SEEDS = range(40)
 
 
-UNMENDED = {3: "an order to suspend a sink is not answered within 30 s while two of three nodes are away"}
-"""Seeds that show what is not mended yet."""
-
-
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=[pytest.mark.xfail(reason=UNMENDED[seed], strict=True)] if seed in UNMENDED else [])
-        for seed in seeds(SEEDS)
-    ],
-)
+@pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_a_world_ends_equal_and_nothing_is_lost_unnamed(seed: int) -> None:
     """Whatever clients, operators and machines do: once all is healed, every oracle is content."""
     outcome = run(drawn(seed))
