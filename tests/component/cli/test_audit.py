@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from isthmus.node.cli import events
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
+from isthmus.repl.machine import SystemMachine
 from tests.support.fake_admin_listener import FakeAdminListener
 
 ACT = {
@@ -75,7 +75,7 @@ def test_json_is_the_nodes_answer(listener: FakeAdminListener, capsys: pytest.Ca
 
 def test_since_takes_a_while_ago_as_events_do(listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch) -> None:
     """`audit list` and `events` read the option alike: a time, or a duration before now."""
-    monkeypatch.setattr(events.time, "time_ns", lambda: 1_770_091_500_000_000_000)
+    monkeypatch.setattr(SystemMachine, "wall_ns", staticmethod(lambda: 1_770_091_500_000_000_000))
     listener.respond("/admin/audit?since=1770087900000&limit=50", ANSWER)
     assert cli.main(["audit", "list", "--since", "1h"]) == Exit.OK
 

@@ -10,6 +10,7 @@ import pytest
 from isthmus.node.cli import events
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
+from isthmus.repl.machine import SystemMachine
 from tests.support.fake_admin_listener import FakeAdminListener
 
 AT_MS = 1_700_000_000_000
@@ -68,7 +69,7 @@ def test_since_is_a_time_or_a_while_ago(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both forms become milliseconds since 1970."""
-    monkeypatch.setattr(events.time, "time_ns", lambda: AT_MS * 1_000_000)
+    monkeypatch.setattr(SystemMachine, "wall_ns", staticmethod(lambda: AT_MS * 1_000_000))
     listener.respond(f"/admin/events?since={AT_MS - 900_000}&kind=node&limit=5", {"events": []})
     assert main(["events", "--since", "15m", "--kind", "node", "--limit", "5"]) == Exit.OK
     listener.respond("/admin/events?since=1735689600000&limit=100", {"events": []})

