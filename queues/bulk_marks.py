@@ -95,7 +95,7 @@ class OrphanedMarks:
                 dead = {mark.node for mark in marks} - {*live} if live else set()
                 away |= dead
                 lose = {self._node} if not self._swept and marks_of(marks, self._node) else set()
-                for node in lose | (dead & self._away if first else set()):
+                for node in sorted(lose | (dead & self._away if first else set())):
                     count = await self._store.record_crash(name, node, self._time.wall_ms())
                     log.warning("queue.lower_lost", queue=name, peer=node, marks=count)
             except CodecError as error:
@@ -178,7 +178,7 @@ class BulkMarks:
             written = {mark.priority: mark.at_most for mark in marks_of(queue.stored.held, self._node)}
             if marks.unrecorded or not wanted == marks.bounds == written:
                 self._tasks.start(self._correct(queue, marks))
-            for node in away & {mark.node for mark in queue.stored.held}:
+            for node in sorted(away & {mark.node for mark in queue.stored.held}):
                 self._tasks.start(self._record_crash_of_other(queue, node))
 
     @staticmethod

@@ -339,7 +339,7 @@ def encode_request(request: FetchRequest) -> bytes:
             "compress": request.compress,
             "properties": request.properties,
             "given_up": [ack.given_up for ack in request.acks],
-            "types": None if request.types is None else list(request.types),
+            "types": None if request.types is None else sorted(request.types),
             **({} if request.scopes is None else {"places": request.scopes}),
             **({} if request.share is None else {"share": _packed_share(request.share)}),
         }

@@ -270,7 +270,7 @@ class Sink:
         known = self._known_links()
         wanted = discovery.wanted(self._seeds, known, found)
         passed = discovery.passed_over(self._seeds, wanted, found)
-        for name in passed.keys() - self._passed.keys():
+        for name in sorted(passed.keys() - self._passed.keys()):
             log.warning("sink.peer_passed_over", queue=name.queue, peer=name.peer, reason=passed[name].reason)
         self._passed = passed
         if {name: t.cluster for name, t in wanted.items()} != {name: t.cluster for name, t in known.items()}:
@@ -452,10 +452,10 @@ class Sink:
     def _follow_seeds(self) -> None:
         """Set links, and peers for discovery, to those of the seeds."""
         urls = {name.peer: seed.access for name, seed in self._seeds.items()}
-        for url in self._discovery_peers.keys() - urls.keys():
+        for url in sorted(self._discovery_peers.keys() - urls.keys()):
             self._discovery_peers.pop(url).abort()
             self._peer_nodes.pop(url, None)
-        for url in urls.keys() - self._discovery_peers.keys():
+        for url in sorted(urls.keys() - self._discovery_peers.keys()):
             self._discovery_peers[url] = HttpPeer(url, 1, urls[url])
         kept = {name: target for name, target in self._known_links().items() if target.seed in self._seeds}
         self._pool.set_links(discovery.wanted(self._seeds, kept, self._peer_nodes), self)
@@ -606,7 +606,7 @@ class Sink:
             (link, self._pool.batches(name), listing.is_known(link, scheduler, self.is_suspended(name), now_ms))
             for name, link in self._pool.links.items()
         ]
-        return listing.fetched_lags(links, self._cluster.known_types() or (), now_ms)
+        return listing.fetched_lags(links, sorted(self._cluster.known_types() or ()), now_ms)
 
     def metrics(self) -> list[Sample]:
         """Samples of every link; their help lines are `sink.status.HELP`."""

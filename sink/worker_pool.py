@@ -253,7 +253,7 @@ class WorkerPool:
             for number, slot in enumerate(slots):
                 if number not in running and slot.fetcher.ack is not None:
                     self._ack_tasks.add(loop.create_task(self._last_ack(slot)))
-        ack_tasks = set(self._ack_tasks)
+        ack_tasks = list(self._ack_tasks)
         if ack_tasks:
             await asyncio.wait(ack_tasks, timeout=STOP_ACK_S)
         for peer in self._peers.values():

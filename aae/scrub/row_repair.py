@@ -373,7 +373,7 @@ class RowRepair:
         has this cluster as origin: every queue offers it again, which is harmless."""
         found: dict[bytes, row_codec.TransferRow] = {}
         with closing(self._store.transfers.snapshot(partition)) as snapshot:
-            for tail in ours.damaged:
+            for tail in sorted(ours.damaged):
                 offset, data = row_codec.offset_seen(ours.rows[tail]), snapshot.named_object(tail)
                 if offset is None or data is None or not _change_is_damaged(snapshot, offset):
                     continue

@@ -138,7 +138,7 @@ class HistoryAdmin:
             dict.fromkeys([(SAMPLED, ALL_TYPES), *(key for one in question.series for key in one.column_keys())])
         )
         found = await self._services.query.ask(PLACES, HistoryRequest(question.span.name, question.first, keys), live)
-        unknown = {**dict.fromkeys(names - live, GONE), **found.unknown}
+        unknown = {**dict.fromkeys(sorted(names - live), GONE), **found.unknown}
         places: dict[str, Mapping[Key, Values] | None] = {**dict.fromkeys(sorted(names)), **found.by_node}
         for node, columns in places.items():
             if columns and len(next(iter(columns.values()))) != question.span.places:

@@ -26,4 +26,4 @@ class TelemetryAdmin:
         records, registrations = controller.records, controller.registrations
         holding = {node for record in records.values() for node in record.replicas} | {*registrations}
         answers = (await self._services.query.ask(TELEMETRY, None, holding & registrations.keys())).by_node
-        return json_reply(telemetry_document(list(records.values()), {**dict.fromkeys(holding), **answers}))
+        return json_reply(telemetry_document(list(records.values()), {**dict.fromkeys(sorted(holding)), **answers}))

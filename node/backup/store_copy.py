@@ -89,7 +89,7 @@ class StoreCopier:
 
     def _copy_new_tables(self) -> None:
         there = self._names(TABLE)
-        for name in self._copied.keys() - there:
+        for name in sorted(self._copied.keys() - there):
             self._drop(name)
         new = self._new_tables()
         if len(new) > PINNED_MAX:

@@ -165,7 +165,7 @@ class _Follower:
             self._seen.popitem(last=False)
         unknown = object_in(answer, "unknown")
         _note_unknown({"unknown": {name: why for name, why in unknown.items() if self._unknown.get(name) != why}})
-        for name in self._unknown.keys() - unknown.keys():
+        for name in sorted(self._unknown.keys() - unknown.keys()):
             _say(f"the events of node {name} are known again")
         self._unknown = dict(unknown)
 

@@ -199,7 +199,7 @@ def _echo_cluster(query: AdminCommand, results: int) -> None:
         for node, peer in peers
         for bucket_type, proven_ms in object_in(peer, "proven_ms").items()
     )
-    for node in nodes.keys() - known.keys():
+    for node in sorted(nodes.keys() - known.keys()):
         click.echo(printable(f"node {node} does not answer: its checks are not known"), err=True)
     for node, one in known.items():
         if isinstance(one.get("running"), dict):

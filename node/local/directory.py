@@ -296,7 +296,7 @@ def _timeout_message(
 def _check_children(directory: Path, waiting: Sequence[LocalNode]) -> None:
     """Raise LocalFault when a node that is waited for, or a ZooKeeper that it needs, keeps failing."""
     state = supervisor_client.running_state(directory)
-    for cluster in {node.cluster for node in waiting}:
+    for cluster in sorted({node.cluster for node in waiting}):
         servers = [server["name"] for server in clusters_of(directory)[cluster]["zookeepers"]]
         failures = [(name, why) for name in servers if (why := supervisor_client.failure_in(state, directory, name))]
         if 2 * len(failures) >= len(servers):  # those that are left are no majority

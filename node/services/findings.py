@@ -714,7 +714,7 @@ def clock_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
     left = {pair: row for pair, row in pairs.items() if len(pair) == 2 and limits.state(row.least_ms) > ProbeState.OK}
     facts, wrong = [], set[str]()
     while left:
-        worst_node, count = Counter(node for pair in left for node in pair).most_common(1)[0]
+        worst_node, count = Counter(node for pair in left for node in sorted(pair)).most_common(1)[0]
         mine = [row for pair, row in left.items() if worst_node in pair]
         row = max(mine, key=lambda row: row.least_ms)
         if count > 1:

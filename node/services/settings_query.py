@@ -96,7 +96,7 @@ async def settings_of_nodes(
             while not all(has_read(answer) for answer in answers.by_node.values() if answer is not None):
                 await asyncio.sleep(POLL_S)
                 answers = await query.ask(SETTINGS, request, live)
-    by_node = {**dict.fromkeys(known), **answers.by_node}
+    by_node = {**dict.fromkeys(sorted(known)), **answers.by_node}
     return ClusterAnswers(by_node, {**not_alive(known - live), **answers.unknown})
 
 

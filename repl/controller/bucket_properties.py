@@ -114,7 +114,7 @@ class PropertySettings:
     def effective(self) -> dict[bytes, TypeProperties]:
         """The effective properties by bucket type; types without settings are left out."""
         found: dict[bytes, TypeProperties] = {}
-        for kind in {scope.bucket_type for scope in self.scopes}:
+        for kind in sorted({scope.bucket_type for scope in self.scopes}):
             buckets = {
                 scope.bucket: effective(self.values(scope))
                 for scope in self.scopes
@@ -270,7 +270,7 @@ DIGESTS_MAX: Final = 1_024
 
 
 def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
-    found = {kind: _digest(settings, kind) for kind in {scope.bucket_type for scope in settings.scopes}}
+    found = {kind: _digest(settings, kind) for kind in sorted({scope.bucket_type for scope in settings.scopes})}
     rows = sorted((kind.encode(), digest) for kind, digest in found.items() if digest != PLAIN_DIGEST)
     return dict(rows[:DIGESTS_MAX])
 
@@ -278,7 +278,7 @@ def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
 def scope_digests(settings: PropertySettings) -> ScopeDigests | None:
     """Digests by scope; None if there are more than may be sent, since a part of them would show false differences."""
     found: dict[bytes, dict[bytes, bytes]] = {}
-    for kind in {scope.bucket_type for scope in settings.scopes}:
+    for kind in sorted({scope.bucket_type for scope in settings.scopes}):
         of_type = scope_digest(settings.values(PropertyScope(kind)))
         rows = {} if of_type == PLAIN_SCOPE else {OF_TYPE: of_type}
         for scope in settings.scopes:

@@ -334,7 +334,7 @@ class _Joined:
                     edge = ((switch if other != leader else 0) - back, partition)
                     if other != node and (other not in cheapest or edge < cheapest[other]):
                         cheapest[other] = edge
-            made += [((kind, other), cost, partition) for other, (cost, partition) in cheapest.items()]
+            made += [((kind, other), cost, partition) for other, (cost, partition) in sorted(cheapest.items())]
         # nothing to take away
         made = [each for each in made if each[2] >= 0 or not self._lessens(spot, each[0]) or self._load[each[0]]]
         if spot != ALL:

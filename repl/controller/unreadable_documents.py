@@ -35,7 +35,7 @@ class UnreadableDocuments:
                 last = next((record for p, record in records.items() if path == f"/p/{p}"), None)
                 fields = {} if last is None else {"last": encode_record(last).decode(), "last_version": last.version}
                 log.error("controller.document_unreadable", path=path, error=why, **fields)
-        for path in self.why.keys() - found.keys():
+        for path in sorted(self.why.keys() - found.keys()):
             log.info("controller.document_readable", path=path)
         self.why = dict(found)
         numbers = [path.removeprefix("/p/") for path in found if path.startswith("/p/")]

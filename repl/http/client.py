@@ -295,14 +295,14 @@ class _AbortableAdapter(_Adapter):
     def __init__(self, connections: int, access: PeerCredentials) -> None:
         super().__init__(connections, access)
         self._lock = machine().lock()
-        self._opened: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
+        self._opened: weakref.WeakKeyDictionary[HTTPConnection, None] = weakref.WeakKeyDictionary()
         self._aborted = False
 
     def opened(self, connection: HTTPConnection) -> None:
         """Register a connection that was opened; after `abort` close it at once."""
         super().opened(connection)
         with self._lock:
-            self._opened.add(connection)
+            self._opened[connection] = None
             aborted = self._aborted
         if aborted:
             connection.close()

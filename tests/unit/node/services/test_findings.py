@@ -120,6 +120,16 @@ def test_the_clock_that_differs_from_the_others_is_named() -> None:
     assert len(clock_sentences(clocks(a=0, b=30_000, c=5, d=-30_000))) == 2
 
 
+def test_of_clocks_that_differ_from_equally_many_the_first_by_name_is_named() -> None:
+    """Two against two: which two are wrong is not known, and every node names the same ones, whatever order a set of
+    names has in its process."""
+    for number in range(10):
+        one, two, three, four = (f"{letter}{number}" for letter in "abcd")
+        assert clock_sentences(clocks(**{one: 0, two: 0, three: 30_000, four: 30_000})) == [
+            ("warning", f"node {name}: its clock is 30.0 s behind the clocks of {three}, {four}") for name in (one, two)
+        ]
+
+
 def test_the_clock_of_a_peer_is_compared_with_a_right_one() -> None:
     """A node whose own clock is wrong does not accuse the clusters that it is linked with; where all measure it, a peer
     that is wrong is named."""

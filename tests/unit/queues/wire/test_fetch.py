@@ -185,6 +185,12 @@ def test_a_frame_with_a_wrong_or_no_size_is_refused_unread() -> None:
             decode_reply(msgpack.packb(body | {"zstd": frame}))
 
 
+def test_bucket_types_are_sent_by_name() -> None:
+    """The same request has the same bytes in every process, whatever order a set of names has there."""
+    types = [b"type-%d" % number for number in range(10)]
+    assert msgpack.unpackb(encode_request(FetchRequest(SESSION, "west", types=frozenset(types))))["types"] == types
+
+
 def test_messages_of_before_the_added_fields_are_understood() -> None:
     """Fields of later versions may be absent, and an unknown one is skipped, so neighbouring versions can
     communicate."""
