@@ -1,4 +1,4 @@
-"""The oracle about what queues take for delivered: full-sync, which repairs it in the end, must not hide that it is not.
+"""The oracle about what queues take for delivered: full-sync, which repairs all in the end, must not hide what was not.
 
 At each look it notes the changes that a queue offers to its owner. One that later neither waits nor is in flight was
 delivered: the other cluster has it, has something newer of its key, or has reaped it; or something names it: a gap, a
@@ -144,7 +144,7 @@ def _missing(place: Place, led: Led, window: Window, sink: WorldCluster, key: Ke
 
 
 def _has(row: bytes | None, one: Offered, reaped: bytes | None) -> bool:
-    """Whether a cluster with this row of the key, or the clock of its reaped tombstone, has a version or a newer one."""
+    """Whether a cluster with this row of the key, or the clock of its reaped tombstone, has a version, or a newer."""
     ours = decode_clock(one.clock)
     if row is None:
         return one.tombstone or (reaped is not None and descends(decode_clock(reaped), ours))
