@@ -1,92 +1,140 @@
 """Deliberate defects between parts of the product, each of which the world must find.
 
-Each is a function that puts the defect in by patching the product's class; its first line names the wrong behaviour and
-the rule that it breaks. `MUTANTS` says within which seeds it is found.
+Each is a function that puts the defect in by patching the product's class; its docstring names the wrong behaviour, and
+the rule that it breaks. `MUTANTS` says which oracle finds it, in which kind of world, and within how many seeds. A
+defect that no seed shows means that an act, a fault or an oracle is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 import pytest
 
-from isthmus.repl.coordinator import write_batch
-from isthmus.repl.coordinator.write_batch import WriteBatch
-from isthmus.repl.isr.leader import Leader
-from isthmus.repl.model import objects
-from isthmus.repl.model.objects import Object
-from isthmus.sink import worker
-
-Patch = pytest.MonkeyPatch
-
-# -- versions ----------------------------------------------------------------------------------------------------------
+from tests.simulation.world import mutants_queues as queues
+from tests.simulation.world import mutants_replicas as replicas
+from tests.simulation.world import mutants_told as told
+from tests.simulation.world import mutants_versions as versions
+from tests.simulation.world import run as _steps_are_known  # noqa: F401 -- acts and faults are taught to the world
+from tests.simulation.world.clusters import Shape
+from tests.simulation.world.plan import Plan, drawn
+from tests.simulation.world.steps import KINDS, StepKind
 
 
-def pushes_replace(patch: Patch) -> None:
-    """A push replaces the stored object, whatever its author had seen."""
-    patch.setattr(write_batch, "pushed", lambda current, theirs, *_: theirs)
+class Draw(NamedTuple):
+    """How plans of one kind are drawn from seeds: what clients do, beside these acts and faults alone."""
+
+    among: tuple[str, ...] = ()
+    operations: int = 60
+    acts: int = 0
+    seconds: float = 10.0
+    nodes: tuple[int, ...] = (1, 1)
+    one_way: bool = False
+
+    def plan(self, seed: int) -> Plan:
+        """The plan of a seed."""
+        shape = Shape(self.nodes, 1, self.one_way)
+        names = {*KINDS[StepKind.OPERATION], *self.among}
+        return drawn(seed, shape=shape, operations=self.operations, acts=self.acts, seconds=self.seconds, among=names)
 
 
-def writes_replace_what_they_have_not_seen(patch: Patch) -> None:
-    """A client's write drops siblings that its context does not cover."""
-    sound = objects.write
-
-    def write(current: Object | None, context: Any, content: Any, dot: Any, now_ms: int) -> Object:
-        made = sound(current, context, content, dot, now_ms)
-        return Object(made.clock, made.siblings[-1:])
-
-    patch.setattr(objects, "write", write)
-
-
-def forgets_requests(patch: Patch) -> None:
-    """A request that is sent again is done again (against exactly-once by request id)."""
-    patch.setattr(WriteBatch, "_request_offset", lambda self, request_id, hash64: None)
-
-
-def ignores_conditions(patch: Patch) -> None:
-    """A conditional write is done whether its condition holds or not."""
-    patch.setattr(WriteBatch, "_failed_condition", lambda self, condition, current, key: None)
-
-
-# -- inside a cluster --------------------------------------------------------------------------------------------------
-
-
-def commits_what_is_durable_here(patch: Patch) -> None:
-    """A leader commits what it has on disk, without its followers."""
-    patch.setattr(Leader, "committed_end", lambda self, record, durable: durable)
-
-
-# -- between clusters --------------------------------------------------------------------------------------------------
-
-
-def acknowledges_failed_pushes(patch: Patch) -> None:
-    """A sink acknowledges changes that its cluster did not store."""
-    patch.setattr(worker, "failed_indexes", lambda results: ())
-
-
-def leaves_out_a_change_of_a_batch(patch: Patch) -> None:
-    """The first change of a batch of several is acknowledged and never pushed."""
-    sound = worker.pushes
-    patch.setattr(worker, "pushes", lambda items, cluster: sound(items[-1:] * len(items), cluster))
+CALM: Final = Draw(seconds=8)
+ONE_WAY: Final = CALM._replace(one_way=True)
+TRIO: Final = CALM._replace(nodes=(3, 1))
+"""A cluster of three nodes, and one of one."""
+CUT: Final = Draw(("cut-clusters", "kill", "freeze", "reset-connections"), 80, 6, 15)
+CUTS: Final = Draw(("cut-clusters",), 150, 4, 15)
+FROZEN: Final = Draw(("freeze", "cut-clusters"), 120, 8, 20)
+POWER: Final = Draw(("power-loss", "power-loss-of-a-cluster", "kill"), 60, 6, 15)
+CLEARED: Final = Draw(("sink-suspend", "queue-clear"), 60, 8)
+PUBLISHED: Final = Draw(("queue-suspend", "queue-resume"), 80, 12, 12)
+GAPS_AND_KILLS: Final = Draw(
+    ("queue-suspend", "queue-resume", "queue-clear", "sink-suspend", "kill", "fullsync-suspend"), 80, 14, 15
+)
+QUEUES: Final = Draw(
+    (
+        "queue-suspend", "queue-resume", "queue-clear", "queue-release", "queue-set", "sink-suspend", "sink-resume",
+        "fullsync-run",
+    ),
+    60, 10, 12,
+)  # fmt: skip
+REAPED: Final = Draw(
+    ("kv-reap", "fold-reap-tombs", "sink-suspend", "sink-resume", "queue-clear", "fullsync-run"), 80, 10, 15
+)
+RESTORED: Final = Draw(("backup-restore-cluster",), 100, 2, 20)
+MINUTE: Final = Draw(("sink-suspend", "queue-clear", "fullsync-suspend"), 150, 16, 75)
+"""Long enough for nodes to look at gaps once."""
+MINUTE_OF_CLOCKS: Final = Draw(("sink-suspend", "queue-clear", "fullsync-run", "clock-step"), 150, 24, 75)
+LED: Final = Draw(("leader-balance", "kill", "sink-suspend", "queue-clear"), 100, 10, 15, (3, 1))
+EXPIRED: Final = Draw(("session-expires", "leader-balance", "freeze"), 150, 10, 15, (3, 1))
+ISOLATED: Final = Draw(("cut-off",), 250, 4, 25, (3, 1))
+RESET: Final = Draw(("reset-connections", "lossy-network", "kill"), 150, 16, 15, (3, 1))
 
 
 class Mutant(NamedTuple):
     """A defect, and how the world finds it."""
 
-    put_in: Callable[[Patch], None]
-    seeds: tuple[int, ...]
-    """The first of these that shows it is enough."""
+    put_in: Callable[[pytest.MonkeyPatch], None]
+    oracle: str
+    """Who says so, among others."""
+    draw: Draw
+    seeds: int = 1
+    """Within the first so many seeds."""
     quick: bool = False
-    """Also in quick runs."""
+    """Also in quick runs: it is found in a second or less."""
 
 
-MUTANTS: tuple[Mutant, ...] = (
-    Mutant(pushes_replace, (0,), quick=True),
-    Mutant(writes_replace_what_they_have_not_seen, (0,), quick=True),
-    Mutant(forgets_requests, (0,), quick=True),
-    Mutant(ignores_conditions, (0,), quick=True),
-    Mutant(leaves_out_a_change_of_a_batch, (0,), quick=True),
-    Mutant(acknowledges_failed_pushes, (0, 1, 2)),
-    Mutant(commits_what_is_durable_here, (0, 1)),
+MUTANTS: Final = (
+    # versions
+    Mutant(versions.pushes_replace, "nothing-lost", CALM, quick=True),
+    Mutant(versions.pushes_know_no_properties, "nothing-lost", CALM, quick=True),
+    Mutant(versions.keeps_what_it_had, "errors", CUTS),
+    Mutant(versions.writes_replace_what_they_have_not_seen, "nothing-lost", CALM, quick=True),
+    Mutant(versions.forgets_requests, "committed-reads", CALM, 3),
+    Mutant(versions.remembers_only_requests_under_way, "committed-reads", CALM, 3),
+    Mutant(versions.forgets_requests_of_earlier_leaders, "committed-reads", RESET, 3),
+    Mutant(versions.answers_repeated_requests_at_once, "committed-reads", EXPIRED, 4),
+    Mutant(versions.ignores_conditions, "committed-reads", CALM, quick=True),
+    Mutant(versions.client_names_all_writes_alike, "nothing-lost", CALM, quick=True),
+    Mutant(versions.keeps_its_actor_when_it_goes_back, "versions", RESTORED, 3),
+    Mutant(versions.reaps_before_it_is_acknowledged, "delivered", REAPED, 3),
+    Mutant(versions.forgets_what_it_has_reaped, "nothing-lost", REAPED, 2),
+    Mutant(versions.writes_below_what_was_reaped, "nothing-lost", REAPED, 2),
+    # replicas
+    Mutant(replicas.commits_what_is_durable_here, "delivered", ISOLATED),
+    Mutant(replicas.acknowledges_what_is_not_on_disk, "world", POWER),
+    Mutant(replicas.reads_without_confirming, "committed-reads", ISOLATED),
+    Mutant(replicas.answers_forwarded_items_in_another_order, "nothing-lost", TRIO, quick=True),
+    # sinks
+    Mutant(queues.acknowledges_failed_pushes, "delivered", CUTS, 2),
+    Mutant(queues.leaves_out_a_change_of_a_batch, "delivered", CALM, quick=True),
+    Mutant(queues.acknowledges_before_it_pushes, "delivered", CUT, quick=True),
+    # cursors and leases
+    Mutant(queues.settles_what_failed, "delivered", CUT, quick=True),
+    Mutant(queues.settles_what_it_takes_back, "delivered", CUT, quick=True),
+    Mutant(queues.begins_at_the_end_when_it_leads, "delivered", CUT, quick=True),
+    Mutant(queues.moves_its_cursor_over_what_was_served, "delivered", CUT, quick=True),
+    Mutant(queues.keeps_leases_for_ever, "world", FROZEN, 8),
+    Mutant(queues.keeps_the_budget_of_windows_that_ended, "bounds", LED, 3),
+    Mutant(queues.serves_partitions_that_it_led, "errors", EXPIRED),
+    Mutant(queues.counts_what_comes_back_as_acknowledged, "ledgers", CUT, quick=True),
+    # gaps
+    Mutant(queues.takes_cleared_changes_for_excluded, "delivered", CLEARED, quick=True),
+    Mutant(queues.moves_cursors_without_gaps, "delivered", CLEARED, quick=True),
+    Mutant(queues.ends_gaps_where_they_began, "delivered", PUBLISHED),
+    Mutant(queues.forgets_gaps_when_it_leads, "delivered", GAPS_AND_KILLS, quick=True),
+    Mutant(queues.closes_gaps_without_proof, "closed-gaps", MINUTE),
+    Mutant(queues.closes_gaps_by_clocks, "closed-gaps", MINUTE_OF_CLOCKS, 3),
+    # full-sync
+    Mutant(queues.compares_only_whether_keys_are_there, "world", QUEUES),
+    Mutant(queues.forgets_deletes_in_its_tree, "errors", QUEUES, quick=True),
+    Mutant(queues.asks_one_way_links_for_equality, "world", ONE_WAY),
+    Mutant(queues.says_in_sync_where_it_repairs, "equal", QUEUES, 3),
+    Mutant(queues.repairs_only_what_is_missing, "world", QUEUES),
+    # what operators are told
+    Mutant(told.takes_what_waits_for_acknowledged, "told", CLEARED, 2),
+    Mutant(told.is_never_behind, "told", QUEUES, quick=True),
+    Mutant(told.tells_gaps_of_another_offset, "told", QUEUES, quick=True),
+    Mutant(told.a_note_of_conflicts_raises, "errors", CALM, quick=True),
 )

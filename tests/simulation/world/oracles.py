@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.world.oracles_clients import CommittedReads, NothingLost
+from tests.simulation.world.oracles_delivered import Delivered
 from tests.simulation.world.oracles_state import (
     BegunGaps,
     Bounds,
@@ -27,6 +28,7 @@ def all_of(world: World) -> tuple[Oracle, ...]:
         EqualContents(),
         ClosedGaps(),
         BegunGaps(),
+        Delivered(),
         OneContentPerDot(),
         Ledgers(),
         Bounds(),

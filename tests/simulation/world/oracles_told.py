@@ -20,6 +20,7 @@ from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 from isthmus.repl.model.vclock import decode_clock, descends
+from isthmus.repl.store.port import Change
 from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG, SEGMENT_BYTES, U32, U64, decode_change, decode_u64, split_tail
 from tests.simulation.world.asking import Answer, NoAnswer, ask
 from tests.simulation.world.kernel import SECOND
@@ -694,7 +695,11 @@ def _windows(cluster: WorldCluster, *, waiting: bool = False) -> dict[tuple[str,
 
 
 def _waiting(rows: Any, window: Window) -> Iterator[int]:
-    """Offsets of the rows from the settled prefix on that the queue offers and that are not settled, nor given up."""
+    return (row.offset for row in unsettled_of(rows, window))
+
+
+def unsettled_of(rows: Any, window: Window) -> Iterator[Change]:
+    """The change rows from the settled prefix on that the queue offers and that are not settled, nor given up."""
     settled = window._settled_places, window._settled_rows, window._skip_rows
     first = next((place for place in window._served if place not in window._settled_places), None)
     if first is None:
@@ -704,7 +709,7 @@ def _waiting(rows: Any, window: Window) -> Iterator[int]:
         row = decode_change(decode_u64(name[len(start) :]), rows[name])
         given_up = any(gap.start <= row.offset < gap.end for gap in window.unrecorded_gaps())
         if window.offers_row(row) and not given_up and not any(row.offset in offsets for offsets in settled):
-            yield row.offset
+            yield row
 
 
 def _some_key(cluster: WorldCluster, chance: Random) -> Key | None:

@@ -6,7 +6,7 @@ left out does the same with the others, and a shrinker can look for the fewest t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from random import Random
 from typing import NamedTuple
 
@@ -44,8 +44,12 @@ class Plan(NamedTuple):
         return self._replace(steps=tuple(step for at, step in enumerate(self.steps) if at not in gone))
 
 
-def _counts(operations: int, acts: int) -> tuple[tuple[StepKind, int], ...]:
+def _counts(operations: int, acts: int, named: Mapping[StepKind, list[str]]) -> tuple[tuple[StepKind, int], ...]:
     faults = acts // FAULT_SHARE
+    if not named[StepKind.FAULT]:
+        faults = 0
+    elif not named[StepKind.ACT]:
+        faults = acts
     return (StepKind.OPERATION, operations), (StepKind.ACT, acts - faults), (StepKind.FAULT, faults)
 
 
@@ -56,13 +60,16 @@ def drawn(
     operations: int = 300,
     acts: int = 30,
     seconds: float = SECONDS,
+    among: Collection[str] = (),
 ) -> Plan:
-    """The plan of a seed: `operations` of clients, `acts` of operators and machines, of which each third is a fault."""
+    """The plan of a seed: `operations` of clients, `acts` of operators and machines, of which each third is a fault.
+    `among`: names of steps, of which alone there are any; acts are all of the kind of which there are any."""
     random = Random(f"{seed}/plan")
     shape = Shape.drawn(random) if shape is None else shape
     steps = []
-    for kind, count in _counts(operations, acts):
-        names = list(KINDS[kind])
+    named = {kind: [name for name in known if not among or name in among] for kind, known in KINDS.items()}
+    for kind, count in _counts(operations, acts, named):
+        names = named[kind]
         weights = [KINDS[kind][name].weight for name in names]
         for name in random.choices(names, weights, k=count) if names else ():
             steps.append(Step(round(random.random() * seconds, 6), name, random.getrandbits(48)))

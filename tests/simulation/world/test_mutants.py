@@ -1,32 +1,39 @@
-"""Each deliberate defect is found by some seed of its own, and the sound product passes the same seeds."""
+"""Each deliberate defect is found within its seeds, by the oracle that is to find it; the sound product passes the same
+plans."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.simulation.world.mutants import MUTANTS, Mutant
-from tests.simulation.world.plan import Plan, drawn
+from tests.simulation.world.mutants import MUTANTS, Draw, Mutant
 from tests.simulation.world.run import run
 from tests.support.samples import WHOLE
 
+QUICK_LEAST = 20
+
 TRIED = [mutant for mutant in MUTANTS if WHOLE or mutant.quick]
 
-SEEDS = sorted({seed for mutant in TRIED for seed in mutant.seeds})
-
-
-def plan_of(seed: int) -> Plan:
-    """A world that is a little shorter than the usual one."""
-    return drawn(seed, operations=200, acts=25)
+SOUND = sorted({(mutant.draw, seed) for mutant in TRIED for seed in range(mutant.seeds)})
 
 
 @pytest.mark.parametrize("mutant", TRIED, ids=lambda mutant: mutant.put_in.__name__)
 def test_a_defect_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A world with the defect does not end well."""
+    """In one of its seeds its oracle speaks."""
     mutant.put_in(monkeypatch)
-    assert any(run(plan_of(seed)).failures for seed in mutant.seeds)
+    assert any(
+        failure.startswith(f"{mutant.oracle}:")
+        for seed in range(mutant.seeds)
+        for failure in run(mutant.draw.plan(seed)).failures
+    )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_sound_product_passes_the_seeds_that_find_defects(seed: int) -> None:
-    """Without a defect the same worlds end well, so that what they find is due to the defect."""
-    assert run(plan_of(seed)).failures == ()
+@pytest.mark.parametrize(("draw", "seed"), SOUND)
+def test_the_sound_product_passes_the_plans_that_find_defects(draw: Draw, seed: int) -> None:
+    """Without a defect every oracle is content with them, so that what they find is due to the defect."""
+    assert run(draw.plan(seed)).failures == ()
+
+
+def test_enough_defects_are_tried_in_each_run() -> None:
+    """Forty at least in whole runs, twenty in quick ones, each once."""
+    assert len({mutant.put_in for mutant in MUTANTS}) == len(MUTANTS) >= 2 * QUICK_LEAST
+    assert sum(mutant.quick for mutant in MUTANTS) >= QUICK_LEAST

@@ -16,11 +16,12 @@ from isthmus.node.services import cluster_status
 from isthmus.queues.filters import parse_filter
 from isthmus.queues.gaps import QueueGap
 from isthmus.repl.model.objects import decode_object, encode_object
-from isthmus.repl.store.rows import KEY_TAG, OBJECT_TAG, U32
+from isthmus.repl.store.rows import KEY_TAG, OBJECT_TAG, SEGMENT_BYTES, U32, split_tail
 from tests.simulation.world.asking import ask
 from tests.simulation.world.clusters import Shape
 from tests.simulation.world.node import ADMIN_PORT, HTTP_PORT
 from tests.simulation.world.node_state import Led, leaders_of, rows_of, services_of
+from tests.simulation.world.oracles_delivered import Delivered
 from tests.simulation.world.oracles_state import (
     BegunGaps,
     Bounds,
@@ -317,3 +318,24 @@ def test_a_world_with_a_suspended_queue_is_not_quiet(world: World) -> None:
     order(world, "east", "/admin/queues/west/resume", {"what": "serving"})
     world.wait_until_quiet(QUIET_S)
     assert EqualContents().judge(world) == []
+
+
+def test_what_a_queue_has_settled_is_at_the_other_cluster(world: World) -> None:
+    """A change that neither waits nor is in flight any more must be there; else the oracle names its key."""
+    oracle = Delivered()
+    assert oracle.look(world) == []
+    write(world, "east", 0, 2)
+    world.wait_until_quiet(QUIET_S)
+    (led,) = leaders_of(world.clusters["west"]).values()
+    rows, start = rows_of(led.services), KEY_TAG + U32.pack(led.partition.id)
+    name = next(
+        each for each in rows if each.startswith(start) and split_tail(each[len(start) + SEGMENT_BYTES :])[1] == b"0"
+    )
+    kept = rows.pop(name)
+    try:
+        (what,) = oracle.look(world)
+    finally:
+        rows[name] = kept
+    assert what.startswith("east: queue west, partition 0: default/things/0 at ")
+    assert what.endswith("and west lacks it")
+    assert oracle.judged == 2
