@@ -17,6 +17,7 @@ from tests.simulation.world.clusters import WorldCluster
 from tests.simulation.world.disk import Failure
 from tests.simulation.world.kernel import SECOND
 from tests.simulation.world.steps import Doing, StepKind, step
+from tests.support.memory_metastore import WriteFault
 
 if TYPE_CHECKING:
     from tests.simulation.world.node import WorldNode
@@ -170,39 +171,33 @@ async def clock_drift(doing: Doing) -> None:
 # Disks
 
 
+async def fail_for_a_while(doing: Doing, node: WorldNode, failure: Failure, *, left_bytes: int = 0) -> None:
+    """Let a disk fail so; a node that ends meanwhile is started when the disk works again."""
+    node.disk.fail(failure, left_bytes=left_bytes)
+
+    def undo() -> None:
+        node.disk.heal(failure)
+        start_again(node)
+
+    await for_a_while(doing, f"the disk of {node.name}: {failure.value}", undo, doing.chance.choice(CUT_S))
+
+
 @step(StepKind.FAULT, weight=3)
 async def shortage(doing: Doing) -> None:
     """A disk is short of space, inodes or descriptors, or mounted for reading only."""
     node = doing.node(running)
-    if node is None:
-        return
-    failure = doing.chance.choice((Failure.SPACE, Failure.INODES, Failure.DESCRIPTORS, Failure.READ_ONLY))
-    if failure is Failure.SPACE:
-        node.disk.fail(failure, left_bytes=doing.chance.choice((0, 50_000, 100_000_000)))
-    else:
-        node.disk.fail(failure)
-
-    def undo() -> None:
-        node.disk.heal(failure)
-        start_again(node)
-
-    await for_a_while(doing, f"the disk of {node.name}: {failure.value}", undo, doing.chance.choice(CUT_S))
+    if node is not None:
+        failure = doing.chance.choice((Failure.SPACE, Failure.INODES, Failure.DESCRIPTORS, Failure.READ_ONLY))
+        left_bytes = doing.chance.choice((0, 50_000, 100_000_000)) if failure is Failure.SPACE else 0
+        await fail_for_a_while(doing, node, failure, left_bytes=left_bytes)
 
 
 @step(StepKind.FAULT, weight=1)
 async def broken_disk(doing: Doing) -> None:
-    """A disk answers EIO; the node ends, and is started when the disk is another one's."""
+    """A disk answers EIO, and the node ends."""
     node = doing.node(running)
-    if node is None:
-        return
-    failure = doing.chance.choice((Failure.WRITE, Failure.SYNC))
-    node.disk.fail(failure)
-
-    def undo() -> None:
-        node.disk.heal(failure)
-        start_again(node)
-
-    await for_a_while(doing, f"the disk of {node.name}: {failure.value}", undo, doing.chance.choice(CUT_S))
+    if node is not None:
+        await fail_for_a_while(doing, node, doing.chance.choice((Failure.WRITE, Failure.SYNC)))
 
 
 @step(StepKind.FAULT, weight=2)
@@ -310,6 +305,26 @@ async def lossy_network(doing: Doing) -> None:
     await for_a_while(doing, "packets are lost", lambda: network.lose(0.0), doing.chance.choice(CUT_S))
 
 
+@step(StepKind.FAULT, weight=1)
+async def narrow_network(doing: Doing) -> None:
+    """Two machines have little bandwidth between them, or nothing arrives for a while."""
+    node, peer = doing.node(), doing.node()
+    assert node is not None
+    if peer is None or peer is node:
+        return
+    network, seconds = doing.world.network, doing.chance.choice(CUT_S)
+    if doing.chance.random() < 0.5:
+        network.stall(node.machine, peer.machine, seconds)
+        what, undo = f"nothing arrives between {node.name} and {peer.name}", lambda: None
+    else:
+        network.bandwidth(node.machine, peer.machine, doing.chance.choice((2_000.0, 50_000.0)))
+        what, undo = (
+            f"{node.name} to {peer.name} is narrow",
+            lambda: network.bandwidth(node.machine, peer.machine, None),
+        )
+    await for_a_while(doing, what, undo, seconds)
+
+
 @step(StepKind.FAULT, weight=2)
 async def reset_connections(doing: Doing) -> None:
     """Some open connections end by a reset."""
@@ -374,17 +389,24 @@ async def session_expires(doing: Doing) -> None:
 
 @step(StepKind.FAULT, weight=2)
 async def metastore_is_away(doing: Doing) -> None:
-    """A cluster's metastore does not answer, or a node does not reach it, or it is slow."""
+    """A cluster's metastore does not answer, or a node does not reach it or loses answers, or servers are slow or
+    late."""
     cluster = doing.cluster()
     ensemble = cluster.ensemble
-    match doing.chance.choice(("stopped", "cut", "slow")):
+    node = doing.chance.choice(list(cluster.nodes.values()))
+    match doing.chance.choice(("stopped", "cut", "slow", "late", "spoiled")):
         case "stopped":
             ensemble.stop()
             what, undo = f"the metastore of {cluster.name} has stopped", ensemble.start
         case "cut":
-            node = doing.chance.choice(list(cluster.nodes.values()))
             ensemble.cut(node.name)
             what, undo = f"{node.name} does not reach the metastore", lambda: ensemble.heal(node.name)
+        case "late":
+            ensemble.lag(node.name, doing.chance.choice((50.0, 1_000.0)))
+            what, undo = f"the server of {node.name} is late", lambda: ensemble.lag(node.name, 0.0)
+        case "spoiled":
+            ensemble.spoil(node.name, *doing.chance.choices((WriteFault.REQUEST_LOST, WriteFault.ANSWER_LOST), k=3))
+            what, undo = f"{node.name} loses answers of the metastore", lambda: ensemble.reset(node.name)
         case _:
             ensemble.slow(doing.chance.choice((20.0, 300.0)))
             what, undo = f"the metastore of {cluster.name} is slow", lambda: ensemble.slow(0.0)

@@ -175,9 +175,6 @@ def _close_gaps_that(patch: Patch, are_closed: Callable[[GapToHeal, PeerState], 
     patch.setattr(GapHealer, "_close_proven_of", close)
 
 
-# -- queues come and go ------------------------------------------------------------------------------------------------
-
-
 # -- full-sync ---------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -126,7 +127,7 @@ class Attempts:
         await self._transport.close()
 
 
-class Session:
+class Session(ABC):
     """A client of one cluster. Its subclasses send."""
 
     def __init__(self, name: str, cluster: WorldCluster, machine: VirtualMachine, history: History) -> None:
@@ -231,31 +232,31 @@ class Session:
         if clock is not None:
             self.learn(operation, Known(clock))
 
+    @abstractmethod
     async def read(self, key: Key) -> Operation:
         """Read a key."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def put(
         self, key: Key, value: Value, context: Known | None, *, if_absent: bool = False, if_unchanged: bool = False
     ) -> Operation:
         """Write a value. `if_absent`, `if_unchanged`: only if the key does not exist, or is as in the context."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def delete(self, key: Key, context: Known | None) -> Operation:
         """Delete a key."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def batch_get(self, keys: Sequence[Key]) -> None:
         """Read keys of one bucket."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def batch_put(self, items: Sequence[tuple[Key, Value | None, Known | None]]) -> None:
         """Write (a value) or delete (None) keys of one bucket, each once."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def update(self, key: Key, chance: Random) -> None:
         """Read a value and write another in its place, until nobody wrote in between."""
-        raise NotImplementedError
 
 
 class RawSession(Session):
