@@ -374,7 +374,8 @@ class SeenGap(NamedTuple):
 
 class ClosedGaps:
     """A gap that full-sync closes is proven: of the changes in it, those that are their keys' newest are at the other
-    cluster. One that an operator closes, or that goes with its queue or owner, claims nothing."""
+    cluster. One that an operator closes, or that goes with its queue or owner, claims nothing; nor does one that ends
+    before the cursor has reached it: all of it is offered."""
 
     name = "closed-gaps"
 
@@ -426,7 +427,7 @@ class ClosedGaps:
         missing = [
             shown(named(bucket_type, tail))
             for tail, row in partition_key_rows(led.services, gap.partition).items()
-            if gap.start <= row.offset < seen.end
+            if gap.start <= row.offset < min(seen.end, window.cursor)
             and rules.accepts_repairs(bucket_type.encode(), split_tail(tail)[0])
             and not _row_is_there(row, tail, theirs.now, reaped)
         ]
