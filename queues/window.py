@@ -102,12 +102,12 @@ class Window:
     """The window of one queue over one partition; `cursor` <= `scan` <= `applied` are offsets."""
 
     __slots__ = (
-        "_awaited_row", "_blocked", "_bucket_rule", "_claimed_end", "_discarding", "_fresh", "_in_flight", "_last_served", "_moved",
-        "_pending_gaps", "_refill_goal", "_refused_gaps", "_returned", "_served", "_settled_places", "_settled_rows",
-        "_skip_ranges", "_skip_rows", "_tail", "_undecoded_count", "_waiting", "applied", "backfill_end", "base", "bucket_type", "budget",
-        "complete_from", "cursor", "damage_listener", "held_back", "key_range", "ledger", "ledger_started", "origins",
-        "owner_version", "partition", "reading", "refilling", "saved", "scan", "state", "tracking", "unreadable",
-        "waiting",
+        "_awaited_row", "_blocked", "_bucket_rule", "_claimed_end", "_discarding", "_fresh", "_in_flight",
+        "_last_served", "_moved", "_pending_gaps", "_refill_goal", "_refused_gaps", "_returned", "_served",
+        "_settled_places", "_settled_rows", "_skip_ranges", "_skip_rows", "_tail", "_undecoded_count", "_waiting",
+        "applied", "backfill_end", "base", "bucket_type", "budget", "complete_from", "cursor", "damage_listener",
+        "held_back", "key_range", "ledger", "ledger_started", "origins", "owner_version", "partition", "reading",
+        "refilling", "saved", "scan", "state", "tracking", "unreadable", "waiting",
     )  # fmt: skip
 
     def __init__(
