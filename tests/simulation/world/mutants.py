@@ -17,7 +17,7 @@ Some defects need a moment that hardly any seed has. They have tests of their ow
     batch ids that are given out again            tests/unit/queues/source_queue/test_rules.py
     floors or identity of a backup, out of order  tests/unit/node/backup/create/test_order_of_copies.py
     a log that is trimmed too far                 tests/unit/repl/replog
-    a leader that nobody can dial (R-REACHED)     tests/simulation/cluster/test_undialled_nodes.py
+    a leader that nobody can dial (R-REACHED)     tests/unit/repl/controller, tests/simulation/cluster
     a want of descriptors that ends a node        tests/unit/repl/storage/test_slot_file.py
 """
 
