@@ -59,8 +59,8 @@ async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends(
 
 
 async def test_a_node_that_nobody_can_dial_is_given_no_leadership(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-REACHED: the leaderships of a node that has ended go to those that can be dialled, though another one has as few,
-    as long a log, and its session."""
+    """R-REACHED: the leaderships of a node that has ended go to those that can be dialled, though another one has as
+    few, as long a log, and its session."""
     monkeypatch.setattr(controller, "POLL_MS", 1_000)
 
     async with running(replace(SMALL, partition_count=12, factor=4), 1, 2, 3, 4) as cluster:
