@@ -12,12 +12,11 @@ Some defects need a moment that hardly any seed has. They have tests of their ow
     a read confirmed by an earlier round          tests/unit/repl/isr/read_index
     a repeated request over a pending reap        tests/unit/repl/coordinator/write_batch/test_repeated_requests.py
     a forwarded write without an answer, refused  tests/unit/repl/coordinator/test_forwarding.py
-    a reaped tombstone that is not recalled       tests/unit/repl/coordinator/tombstone_reaper
     a soft cursor of another lineage (R-SOFT)     tests/unit/queues/queue_server/test_new_leader.py
     batch ids that are given out again            tests/unit/queues/source_queue/test_rules.py
     floors or identity of a backup, out of order  tests/unit/node/backup/create/test_order_of_copies.py
     a log that is trimmed too far                 tests/unit/repl/replog
-    a leader that nobody can dial (R-REACHED)     tests/simulation/cluster/test_undialled_nodes.py
+    a leader that nobody can dial (R-REACHED)     tests/unit/repl/controller, tests/simulation/cluster
     a want of descriptors that ends a node        tests/unit/repl/storage/test_slot_file.py
 """
 
@@ -90,6 +89,8 @@ RESET: Final = Draw(("reset-connections", "lossy-network", "kill"), 150, 16, 15,
 SIZES: Final = Draw(("properties-set",), 150, 30, 12)
 REWRITTEN: Final = Draw(("kv-reap", "slow-disk"), 150, 40, 15)
 """Writes are long under way, so that a tombstone may be due meanwhile."""
+FILTERED: Final = Draw(("queue-set",), 120, 40, 20)
+"""Queues include less for a while, so that tombstones are reaped which the other cluster never saw."""
 LEFT: Final = Draw(("queue-throttle", "queue-suspend", "queue-delist"), 20, 40, 12)
 EMPTIED: Final = Draw(("lost-directory", "write-much"), 20, 6, 20, (3, 1))
 """Followers that come back with nothing, to leaders whose logs do not reach back to the beginning."""
@@ -126,6 +127,7 @@ MUTANTS: Final = (
     Mutant(versions.forgets_what_it_has_reaped, "nothing-lost", REAPED, 2),
     Mutant(versions.writes_below_what_was_reaped, "nothing-lost", REAPED, 2),
     Mutant(versions.reaps_what_was_rewritten, "nothing-lost", REWRITTEN, 5),
+    Mutant(versions.recalls_nothing, "world", FILTERED, 2),
     # replicas
     Mutant(replicas.commits_what_is_durable_here, "delivered", ISOLATED),
     Mutant(replicas.acknowledges_what_is_not_on_disk, "world", POWER),
