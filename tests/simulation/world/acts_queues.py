@@ -119,7 +119,11 @@ async def queue_delist(doing: Doing) -> None:
     registered_later(doing, cluster, queue)
     await act(doing, cluster, _path(queue, "delist"), allowed={"bad-input"})
     await asyncio.sleep(doing.chance.choice((0.5, 5.0, 10.0)))
-    values: dict[str, Any] = {"name": queue, "filter": "any", "from": doing.chance.choice(("now", "0"))}
+    values = {
+        "name": queue,
+        "filter": doing.world.shape.filter_of(cluster.name),
+        "from": doing.chance.choice(("now", "0")),
+    }
     await act(doing, cluster, "/admin/queues/register", **values, allowed={"bad-input"})
 
 
@@ -127,7 +131,7 @@ def registered_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     loss = doing.declare_loss(Scope.QUEUE, cluster.name, queue=queue)
 
     async def register() -> None:
-        values = {"name": queue, "filter": "any", "from": "0"}
+        values = {"name": queue, "filter": doing.world.shape.filter_of(cluster.name), "from": "0"}
         await insist(doing, cluster, "/admin/queues/register", over={"bad-input"}, **values)
         doing.loss_is_over(loss)
 
