@@ -44,8 +44,9 @@ class _MachineTime:
 
     @staticmethod
     def monotonic() -> float:
-        """The time by the machine's clock."""
-        return product_machine().monotonic_s()
+        """The time by the machine's clock; 0 before it runs, when clients are made."""
+        machine = product_machine()
+        return machine.monotonic_s() if getattr(machine, "network", None) is not None else 0.0
 
 
 class _MachineDatetime(datetime):
