@@ -148,6 +148,8 @@ def _peer(manager: CheckScheduler, peer: PeerState, healing: GapHealer, results:
         "range": None if learned is None else _ranged(learned),
         "gaps_open": None if healed is None else healed.open_count,
         "gaps_queues": [] if healed is None else list(healed.open_queues),
+        "gaps_uncompared": 0 if healed is None else healed.uncompared_count,
+        "gaps_uncompared_types": [] if healed is None else list(healed.uncompared_types),
         "gaps_wait_s": healing.wait_s(settings.name),
         "gaps_closed": 0 if healed is None else healed.closed_count,
         "proven_ms": {name: history.proven_ms.get(name) for name in bucket_types},

@@ -78,18 +78,18 @@ class GapChoice(NamedTuple):
         gap_id = f"{partition}:{gap.start}"
         if self.proof is not None:
             return gap_id in (self.ids or ()) and gap.end <= self.proof.offsets.get(partition, -1)
-        return self._includes(gap_id, bucket_type, gap.from_ms, gap.upto_ms)
+        return self._includes(gap_id, (bucket_type.decode(),), gap.from_ms, gap.upto_ms)
 
     def includes_loss(self, lost: LostReferences) -> bool:
         """Whether a recorded loss of bulk references is one of them."""
         if self.proof is not None:
             return _lost_id(lost) in (self.ids or ()) and loss_mark(lost) in self.proof.losses
-        return self._includes(_lost_id(lost), None, lost.from_ms, lost.upto_ms)
+        return self._includes(_lost_id(lost), lost.bucket_types, lost.from_ms, lost.upto_ms)
 
-    def _includes(self, gap_id: str, bucket_type: bytes | None, from_ms: int, upto_ms: int) -> bool:
+    def _includes(self, gap_id: str, bucket_types: tuple[str, ...], from_ms: int, upto_ms: int) -> bool:
         if self.ids is not None:
             return gap_id in self.ids and upto_ms <= self.upto_ms
-        right_type = bucket_type is None or self.bucket_type in (None, bucket_type)
+        right_type = self.bucket_type is None or {*bucket_types} <= {self.bucket_type.decode()}
         return right_type and self.from_ms <= from_ms and upto_ms <= self.upto_ms
 
 
@@ -441,15 +441,16 @@ class QueueActs:
     def gaps(self, name: str | None = None) -> list[dict[str, Any]]:
         """Gaps that no full-sync has closed: of partitions led here, and losses of bulk references of any node:
         {"queue", "id", "partition", "from_offset", "upto_offset", "from_ms", "upto_ms", "count_at_least",
-        "count_at_most", "what", "by", "reason", "node", "priority"}, and of a loss its "mark"; null where a field does
-        not apply, or is not known yet."""
+        "count_at_most", "what", "by", "reason", "node", "priority", "bucket_types"}, and of a loss its "mark"; null
+        where a field does not apply, or is not known yet. "bucket_types" null: each type that the queue accepts."""
         names = self._queues.machines() if name is None else (name,)
         rows = []
         for one in names:
             queue = self._queues.named(one)
             place = {"queue": one, "node": self._queues.node, "priority": max(PRIORITIES)}
             for partition, window in queue.machine.windows.items():
-                rows += [{**place, **gap.as_dict(partition)} for gap in window.state.gaps]
+                types = {"bucket_types": [window.bucket_type.decode()]}
+                rows += [{**place, **gap.as_dict(partition), **types} for gap in window.state.gaps]
             rows += [_lost_row(one, lost) for lost in queue.stored.lost]
         return rows
 
@@ -497,4 +498,5 @@ def _lost_row(queue: str, lost: LostReferences) -> dict[str, Any]:
         "what": lost.what,
         "by": lost.by,
         "reason": "",
+        "bucket_types": list(lost.bucket_types) or None,
     }

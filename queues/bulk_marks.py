@@ -1,7 +1,7 @@
 """Marks and loss records of bulk references: what a node holds in memory is on record, so a crash loses nothing unseen.
 
     nothing held  -> marked       before references are accepted; the write is awaited, so no crash comes between
-    marked        -> raised       before more are accepted than the mark covers
+    marked        -> raised       before more are accepted than the mark covers, or of another bucket type
     marked        -> lowered      at most once in LOWER_AFTER_MS, when much less is held
     marked        -> nothing held once nothing was held for LOWER_AFTER_MS
     marked        -> loss record  the node died: written by its next life, or by another node when it stays away
@@ -22,18 +22,29 @@ The first of the live nodes looks now and then; each node looks for its own mark
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 import structlog
 
 from isthmus.queues.bulk_queue import BulkQueue
-from isthmus.queues.queue_documents import CLEARED, BulkMark, CursorCommand, LostReferences, bound_for, marks_of
+from isthmus.queues.queue_documents import (
+    ANY_TYPE,
+    CLEARED,
+    BulkMark,
+    CursorCommand,
+    LostReferences,
+    bound_for,
+    joined_types,
+    marks_of,
+    named_types,
+)
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.queue_store import QueueStore
 from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import REFUSED, REFUSED_REASON
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
+from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import TimeSource
 
 log = structlog.get_logger(__name__)
@@ -139,28 +150,40 @@ class BulkMarks:
 
     # ---------------------------------------------------------------- marks of this node
 
-    async def cover(self, queue: QueueServer, bulk: BulkQueue, count: int) -> None:
+    async def cover(self, queue: QueueServer, bulk: BulkQueue, keys: Sequence[Key]) -> None:
         """See `queues.queue_server.MarkWriter`."""
         marks = self._of.get(queue)
         if marks is None:
             raise NotReady(f"queue {queue.settings.name} is only beginning here, or is gone")
-        while bulk.held_count + count > marks.bounds.get(bulk.priority, 0):
+        types = named_types({key.bucket_type for key in keys})
+        while not marks.covers(bulk.priority, bulk.held_count + len(keys), types):
             async with marks.lock:
-                wanted = bulk.held_count + count
-                if wanted > marks.bounds.get(bulk.priority, 0):
-                    bound = bound_for(wanted, max(bulk.limit, wanted))
-                    await self._write_marks(queue, marks, {**marks.bounds, bulk.priority: bound})
+                wanted = bulk.held_count + len(keys)
+                if not marks.covers(bulk.priority, wanted, types):
+                    bound = max(bound_for(wanted, max(bulk.limit, wanted)), marks.bounds.get(bulk.priority, 0))
+                    known = marks.types.get(bulk.priority)
+                    joined = types if known is None else joined_types(known, types)
+                    await self._write_marks(
+                        queue,
+                        marks,
+                        {**marks.bounds, bulk.priority: bound},
+                        {**marks.types, bulk.priority: joined},
+                    )
 
-    async def _write_marks(self, queue: QueueServer, marks: _Marks, bounds: dict[int, int]) -> None:
-        """Write that this node holds at most `bounds`, by priority. Holds the lock of `marks`."""
+    async def _write_marks(
+        self, queue: QueueServer, marks: _Marks, bounds: dict[int, int], types: dict[int, tuple[str, ...]]
+    ) -> None:
+        """Write that this node holds at most `bounds`, by priority, and of `types` alone. Holds the lock of `marks`."""
         now = self._time.wall_ms()
         since = {priority: marks.since_ms.get(priority, now) for priority in bounds}
         # Until the write is confirmed, only the smaller of the old and the new bound is certain.
+        # Types are only added while there is a mark, so the old ones are.
         marks.bounds = {p: min(bound, bounds[p]) for p, bound in marks.bounds.items() if p in bounds}
-        wanted = [BulkMark(self._node, priority, bound, since[priority]) for priority, bound in bounds.items()]
+        marks.types = {p: marks.types[p] for p in marks.bounds}
+        wanted = [BulkMark(self._node, p, bound, since[p], types[p]) for p, bound in bounds.items()]
         held = await self._store.set_marks(queue.settings.name, self._node, wanted)
         queue.stored = queue.stored._replace(held=held)
-        marks.bounds, marks.since_ms = bounds, since
+        marks.bounds, marks.since_ms, marks.types = bounds, since, {p: types[p] for p in bounds}
         marks.oversized_since.clear()
 
     def tick(self, queues: Collection[QueueServer]) -> None:
@@ -200,7 +223,7 @@ class BulkMarks:
         try:
             async with marks.lock:
                 await self._write_losses(queue, marks)
-                await self._write_marks(queue, marks, self._wanted(queue, marks, self._time.now_ms()))
+                await self._write_marks(queue, marks, self._wanted(queue, marks, self._time.now_ms()), marks.types)
         except IsthmusError as error:
             log.info("queue.mark_put_off", queue=queue.settings.name, reason=error.reason)
 
@@ -244,9 +267,11 @@ class BulkMarks:
             return  # delisted before this process began it
         lost = []
         for bulk in queue.machine.bulk_queues:
+            types = named_types(bulk.held_types())
             cleared = bulk.clear()
             if cleared is not None:
-                lost.append(LostReferences(self._node, bulk.priority, *cleared, what, by, self._time.wall_ms()))
+                at_ms = self._time.wall_ms()
+                lost.append(LostReferences(self._node, bulk.priority, *cleared, what, by, at_ms, bucket_types=types))
         if lost:
             log.warning(
                 "queue.lower_given_up", queue=queue.settings.name, what=what, count=sum(one.left_out for one in lost)
@@ -257,7 +282,7 @@ class BulkMarks:
             async with marks.lock:
                 await self._write_losses(queue, marks)
                 if not any(bulk.held_count for bulk in queue.machine.bulk_queues):
-                    await self._write_marks(queue, marks, {})
+                    await self._write_marks(queue, marks, {}, {})
 
     def record_refused(self, queue: QueueServer) -> None:
         """Record bulk references that the sink refused permanently and keeps nothing of, within a second; until then
@@ -266,11 +291,22 @@ class BulkMarks:
         refused, queue.machine.refused_bulk = queue.machine.refused_bulk, []
         if marks is None:
             return
-        for priority in {priority for priority, _ in refused}:
-            times = [at for one, ats in refused if one == priority for at in ats]
+        for priority in sorted({one.priority for one in refused}):
+            found = [one for one in refused if one.priority == priority]
+            times = [one.queued_ms for one in found]
             at_ms = max([now_ms, *(lost.at_ms + 1 for lost in marks.unrecorded if lost.priority == priority)])
             marks.unrecorded.append(
-                LostReferences(self._node, priority, len(times), min(times), max(times), REFUSED, REFUSED_REASON, at_ms)
+                LostReferences(
+                    self._node,
+                    priority,
+                    len(times),
+                    min(times),
+                    max(times),
+                    REFUSED,
+                    REFUSED_REASON,
+                    at_ms,
+                    bucket_types=named_types({one.bucket_type for one in found}),
+                )
             )
 
     async def apply_command(self, queue: QueueServer, before: CursorCommand | None) -> None:
@@ -287,9 +323,18 @@ class _Marks:
         self.lock = asyncio.Lock()
         self.bounds: dict[int, int] = {}
         """Priority -> references that its mark covers."""
+        self.types: dict[int, tuple[str, ...]] = {}
+        """Priority -> bucket types that its mark covers (`queue_documents.ANY_TYPE`: all); for each of `bounds`."""
         self.since_ms: dict[int, int] = {}
         """Priority -> when its mark was first written."""
         self.oversized_since: dict[int, int] = {}
         """Priority -> since when its bound is larger than needed."""
         self.unrecorded: list[LostReferences] = []
         """Losses that are not written yet."""
+
+    def covers(self, priority: int, count: int, types: tuple[str, ...]) -> bool:
+        """Whether the mark of a priority allows to hold `count` references, some of them of `types`."""
+        covered = self.types.get(priority)
+        if count > self.bounds.get(priority, 0) or covered is None:
+            return False
+        return covered == ANY_TYPE or (types != ANY_TYPE and {*types} <= {*covered})

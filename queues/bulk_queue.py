@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 
 from isthmus.queues.window_rules import Item
 from isthmus.repl.model.keys import Key
@@ -28,6 +28,14 @@ NO_PARTITION: Final = 0
 """Partition in a bulk reference; its reader routes by the key."""
 
 _TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
+
+
+class RefusedReference(NamedTuple):
+    """A bulk reference that the sink refused permanently, with the time when it was queued."""
+
+    priority: int
+    queued_ms: int
+    bucket_type: bytes
 
 
 @dataclass(slots=True)
@@ -159,6 +167,10 @@ class BulkQueue:
             self.counts.collapsed += 1
             return None
         return key
+
+    def held_types(self) -> set[bytes]:
+        """Bucket types of the references that would be lost with the node."""
+        return {item[3] for item in self._waiting.values()} | {key.bucket_type for key in self._in_flight.values()}
 
     def clear(self) -> tuple[int, int, int] | None:
         """Drop all: (how many, when the oldest and the newest that waited were queued), None when there is nothing.

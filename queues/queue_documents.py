@@ -30,7 +30,7 @@ from dataclasses import fields, replace
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 from msgspec.structs import replace as replaced
 
 from isthmus.config.settings import QueueSettings
@@ -578,14 +578,36 @@ CRASHED: Final = "crashed"
 LOST_MAX: Final = 64
 """Most loss records of one queue; beyond it the oldest two of a node and priority are merged."""
 
+TYPES_MAX: Final = 16
+"""Most bucket types that a mark or a loss record names; beyond it the record is of any type. 16 names of typical length
+keep the documents of 512 marks below 200 KB, and few clusters have more types."""
+
+ANY_TYPE: Final[tuple[str, ...]] = ()
+"""Bucket types of a mark or loss record that names none: it may be of each type that the queue accepts. Records of
+earlier versions name none."""
+
+
+def named_types(names: Iterable[bytes]) -> tuple[str, ...]:
+    """Bucket types as marks and loss records name them, sorted; ANY_TYPE beyond TYPES_MAX."""
+    found = sorted({name.decode("utf-8", "backslashreplace") for name in names})
+    return tuple(found) if len(found) <= TYPES_MAX else ANY_TYPE
+
+
+def joined_types(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """The bucket types of either, as `named_types`."""
+    found = sorted({*one, *other})
+    return tuple(found) if one and other and len(found) <= TYPES_MAX else ANY_TYPE
+
 
 class BulkMark(Struct, frozen=True):
-    """`node` holds at most `at_most` references at `priority`, none queued before `since_ms` (wall clock)."""
+    """`node` holds at most `at_most` references at `priority`, none queued before `since_ms` (wall clock), and all of
+    `bucket_types`, see ANY_TYPE."""
 
     node: str
     priority: int
     at_most: int
     since_ms: int
+    bucket_types: tuple[str, ...] = ANY_TYPE
 
 
 def bound_for(count: int, limit: int) -> int:
@@ -607,7 +629,13 @@ class _HeldJson(Struct):
 
 def encode_held(marks: Collection[BulkMark]) -> bytes:
     """JSON of marks."""
-    return encode_json(_HeldJson(tuple(marks)))
+    return encode_json({"held": _rows(marks)})
+
+
+def _rows(records: Iterable[BulkMark] | Iterable[LostReferences]) -> list[dict[str, Any]]:
+    """Records as JSON objects, with the fields that earlier versions write unless they name bucket types."""
+    rows: list[dict[str, Any]] = to_builtins(list(records))
+    return [{name: value for name, value in row.items() if name != "bucket_types" or value} for row in rows]
 
 
 def decode_held(value: bytes) -> tuple[BulkMark, ...]:
@@ -617,7 +645,8 @@ def decode_held(value: bytes) -> tuple[BulkMark, ...]:
 
 class LostReferences(Struct, frozen=True):
     """Bulk references that were given up, queued at one node between two times: at least `left_out`, and at most
-    `at_most` (None: exactly `left_out`). `what`: stopped, cleared, delisted, crashed, refused."""
+    `at_most` (None: exactly `left_out`). `what`: stopped, cleared, delisted, crashed, refused. `bucket_types`: see
+    ANY_TYPE."""
 
     node: str
     priority: int
@@ -628,6 +657,7 @@ class LostReferences(Struct, frozen=True):
     by: str
     at_ms: int
     at_most: int | None = None
+    bucket_types: tuple[str, ...] = ANY_TYPE
 
 
 class _LostJson(Struct):
@@ -636,7 +666,7 @@ class _LostJson(Struct):
 
 def encode_lost(lost: Collection[LostReferences]) -> bytes:
     """JSON of loss records."""
-    return encode_json(_LostJson(tuple(lost)))
+    return encode_json({"lost": _rows(lost)})
 
 
 def decode_lost(value: bytes) -> tuple[LostReferences, ...]:
@@ -656,6 +686,7 @@ def bounded(lost: Sequence[LostReferences]) -> tuple[LostReferences, ...]:
             at_most=_merged_bound(first, second),
             from_ms=min(first.from_ms, second.from_ms),
             upto_ms=max(first.upto_ms, second.upto_ms),
+            bucket_types=joined_types(first.bucket_types, second.bucket_types),
         )
         del found[older]
     return tuple(found)

@@ -92,8 +92,8 @@ DISCARD: Final = "discard"
 class MarkWriter(Protocol):
     """Records how many bulk references this node holds; `queues.bulk_marks.BulkMarks`."""
 
-    async def cover(self, queue: QueueServer, bulk: BulkQueue, count: int) -> None:
-        """Return once a mark allows `count` references more in `bulk`. Raises NotReady, Overloaded."""
+    async def cover(self, queue: QueueServer, bulk: BulkQueue, keys: Sequence[Key]) -> None:
+        """Return once a mark allows references to `keys` more in `bulk`. Raises NotReady, Overloaded."""
 
 
 class QueueServer:
@@ -389,8 +389,9 @@ class QueueServer:
         accepted = 0
         while True:
             while (count := min(len(keys) - accepted, bulk.free_count())) and not self.closed:
-                await self._marks.cover(self, bulk, count)
-                accepted += bulk.offer(keys[accepted : accepted + count], self._time.wall_ms())
+                offered = keys[accepted : accepted + count]
+                await self._marks.cover(self, bulk, offered)
+                accepted += bulk.offer(offered, self._time.wall_ms())
             if accepted < len(keys) and not self.closed:
                 accepted += bulk.offer(keys[accepted:], self._time.wall_ms())  # without space, those that wait already
             self.wake()

@@ -421,7 +421,10 @@ class QueueStore:
         marks = marks_of(held, node)
         if not marks:
             return 0
-        lost = [LostReferences(node, m.priority, 0, m.since_ms, at_ms, CRASHED, "", at_ms, m.at_most) for m in marks]
+        lost = [
+            LostReferences(node, m.priority, 0, m.since_ms, at_ms, CRASHED, "", at_ms, m.at_most, m.bucket_types)
+            for m in marks
+        ]
 
         def noted(found: tuple[LostReferences, ...]) -> tuple[LostReferences, ...]:
             known = {(one.node, one.priority, one.from_ms) for one in found if one.what == CRASHED}

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from isthmus.queues.bulk_queue import BulkQueue
+from isthmus.queues.bulk_queue import BulkQueue, RefusedReference
 from isthmus.queues.consumers import Consumers
 from isthmus.queues.cursor_decisions import PublishingSuspended, needs_no_new_window, wanted_state
 from isthmus.queues.cursors import NO_OWNER, CursorPosition, CursorState
@@ -95,9 +95,9 @@ class SourceQueue:
         self.sink_types = SinkTypes()
         self.sink_shares = SinkShares()
         self.consumers = Consumers()
-        self.refused_bulk: list[tuple[int, list[int]]] = []
-        """(priority, times when queued) of bulk references that the sink refused permanently and keeps nothing of;
-        `queues.bulk_marks` records them soon."""
+        self.refused_bulk: list[RefusedReference] = []
+        """Bulk references that the sink refused permanently and keeps nothing of; `queues.bulk_marks` records them
+        soon."""
         self.on_failed: Callable[[int, Exception], None] = _raise
         """Told of a partition's window whose step raised what nobody foresaw: it is to begin anew."""
         self.on_added: Callable[[Window, Sequence[Entry]], None] | None = None
@@ -584,7 +584,7 @@ class SourceQueue:
         if isinstance(source, BulkQueue):
             source.settle(places, items)
             if lost:
-                self.refused_bulk.append((source.priority, [items[at][7] for at in lost]))
+                self.refused_bulk += [RefusedReference(source.priority, items[at][7], items[at][3]) for at in lost]
             return
         if lost:
             source.settle_refused([places[at] for at in lost], [items[at] for at in lost])

@@ -88,7 +88,8 @@ class ReplicaEndpoint(NamedTuple):
 
 class PartitionPlan(NamedTuple):
     """The replicas of the segments [first, end). `lineage`: number of leaders elected by force; such a leader's log may
-    end before what others had applied."""
+    end before what others had applied. `incarnation`: of the partition's actor, another one after each return to an
+    earlier state; None: the node is of an earlier version."""
 
     partition: int
     first: int
@@ -96,6 +97,7 @@ class PartitionPlan(NamedTuple):
     rows_estimate: int | None
     copies: tuple[ReplicaEndpoint, ...]
     lineage: int = 0
+    incarnation: int | None = None
 
 
 class ReplicaDirectory(NamedTuple):
@@ -234,6 +236,7 @@ def _partition(row: Any, asked_url: str) -> PartitionPlan:
             for c in row["copies"]
         ),
         int(row.get("lineage", 0)),
+        None if row.get("incarnation") is None else int(row["incarnation"]),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from isthmus.aae.exchange import wire
 from isthmus.aae.reconcile.client import Credentials, ReplicaDirectory, TaskRate, fetch_plan, first_response
 from isthmus.aae.reconcile.key_rows import parsed
 from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, plan_ranges, wait_for_ranges
-from isthmus.aae.reconcile.verdicts import Name, ObservedKey
+from isthmus.aae.reconcile.verdicts import Name, ObservedKey, is_reaped
 from isthmus.aae.row_stream import wire as row_wire
 from isthmus.aae.row_stream.blobs import Blobs
 from isthmus.aae.row_stream.wire import OBJECT_BYTES_MAX, Consistency, Rows, RowsRequest, RowView
@@ -38,6 +38,10 @@ SCATTERED_MAX: Final = 4_096
 
 CLOCK_ROWS: Final = 50_000
 """Rows of one response: some MB."""
+
+REAPED_REQUESTS_MAX: Final = 64
+"""Requests for the reaped keys of one read: three segments with a damaged row among 4,096 take about as many. What was
+not read then counts as unread."""
 
 GIVE_UP_AFTER_S: Final = 30
 """How long a range is tried before it is unreachable: a dead leader is replaced within seconds."""
@@ -78,11 +82,13 @@ class ReadPoint(NamedTuple):
 
 
 class RangeRows(NamedTuple):
-    """The rows of some ranges."""
+    """The rows of some ranges. `unremembered`: segments whose reaped keys could not be read, so that a key without a
+    row may have been deleted."""
 
     rows: dict[Name, ObservedKey]
     as_of: list[ReadPoint]
     bytes: int
+    unremembered: frozenset[int] = frozenset()
 
 
 class UnexpectedCluster(PeerFault):
@@ -102,9 +108,9 @@ def plan_of(side: SideSpec) -> ReplicaDirectory:
 
 
 def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bool = False) -> RangeRows:
-    """All rows of the ranges. `committed`: from leaders only, including all writes acknowledged before; `bodies`: also
-    read each object, and report a fault if it does not match its row. Raises PeerFault, CodecError, Retryable; nothing
-    read counts then."""
+    """All rows of the ranges. `committed`: from leaders only, including all writes acknowledged before, and with the
+    reaped keys that they remember (R-REAP), as full-sync reads them; `bodies`: also read each object, and report a
+    fault if it does not match its row. Raises PeerFault, CodecError, Retryable; nothing read counts then."""
     if (scattered(runs) or committed) and not bodies:
         try:
             return _by_clocks(side, [segment for run in runs for segment in range(*run)])
@@ -112,7 +118,8 @@ def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bo
             if isinstance(error, UnexpectedCluster):
                 raise
             # A damaged row ends the whole answer; a stream shows all others beside it.
-    return _by_streams(side, runs, committed, bodies)
+    found = _by_streams(side, runs, committed, bodies)
+    return _with_reaped(side, runs, found) if committed else found
 
 
 def places_of(side: SideSpec, runs: Runs) -> dict[Name, tuple[int, int]]:
@@ -247,6 +254,34 @@ def _by_clocks(side: SideSpec, segments: Sequence[int]) -> RangeRows:
         pace.wait_for(len(page.rows))
         left = left[page.covered :]
     return taken._replace(bytes=size)
+
+
+def _with_reaped(side: SideSpec, runs: Runs, found: RangeRows) -> RangeRows:
+    """The rows of streams, with the reaped keys that the leaders remember: a stream has none. A segment with a damaged
+    row does not answer, and is left out of the next request. Raises UnexpectedCluster."""
+    size, requests = found.bytes, 0
+    asked = [[segment for run in runs for segment in range(*run)]]
+    unread: list[int] = []
+    while asked:
+        segments = asked.pop()
+        if requests == REAPED_REQUESTS_MAX:
+            unread += segments
+            continue
+        requests += 1
+        try:
+            page = _by_clocks(side, segments)
+        except (PeerFault, CodecError) as error:
+            if isinstance(error, UnexpectedCluster):
+                raise
+            half = len(segments) // 2
+            asked += [segments[:half], segments[half:]] if half else []
+            unread += [] if half else segments
+            continue
+        size += page.bytes
+        for name, seen in page.rows.items():
+            if is_reaped(seen):
+                found.rows.setdefault(name, seen)
+    return found._replace(bytes=size, unremembered=frozenset(unread))
 
 
 def _post(side: SideSpec, path: str, body: bytes, decode: Callable[[bytes], Response]) -> tuple[Response, int]:

@@ -17,6 +17,7 @@ from isthmus.aae.exchange.compare import BehindSide, DifferenceKind, VerdictKind
 from isthmus.aae.reconcile.client import QueuePosition
 from isthmus.aae.reconcile.compare_range import (
     Joined,
+    RangeRows,
     SideSpec,
     error_line,
     joined,
@@ -31,6 +32,7 @@ from isthmus.aae.reconcile.verdicts import (
     Name,
     filtered_verdict,
     first_look,
+    same,
     second_look,
     unreachable_verdict,
 )
@@ -46,6 +48,9 @@ found arrivals, and left to the next attempt."""
 
 STILL_ARRIVING: Final = "still-arriving: changes take longer than --settle and further looks; go on with the run later"
 """Why a chunk stays open after the last look."""
+
+REAPED_UNREAD: Final = "reaped-keys-unread: a damaged row keeps a cluster from saying whether a missing key was deleted"
+"""Why a chunk stays open although all of its rows were read."""
 
 
 class Job(NamedTuple):
@@ -155,7 +160,7 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
     first_ms, candidates, filtered = decode_candidates(payload)
     rows: list[dict[str, Any]] = []
     counts = dict.fromkeys(VerdictKind, 0)
-    error = ""
+    error = unread = ""
     size = 0
 
     def say(one: CandidateKey, said: KeyVerdict, now: CandidateKey) -> None:
@@ -182,7 +187,12 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
         for one in left_over:
             name = (one.bucket, one.key)
             now = one._replace(left=left.rows.get(name), right=right.rows.get(name))
-            judged.append((one, second_look(one, now.left, now.right), now))
+            if _may_be_deleted(now, left, right):
+                say(one, unreachable_verdict(one), now)
+                unread = REAPED_UNREAD
+            else:
+                judged.append((one, second_look(one, now.left, now.right), now))
+        left_over = [one for one, _, _ in judged]
         differing = [one for one, second, _ in judged if second.verdict is VerdictKind.DIVERGED]
         arriving = len(differing) < len(left_over)
         held: dict[Name, str] = {}
@@ -211,7 +221,7 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
     return {
         **dict.fromkeys(COUNTED, 0),
         "chunk": number,
-        "error": error,
+        "error": error or unread,
         "candidates": len(candidates),
         "filtered": counts[VerdictKind.FILTERED],
         "bytes": size,
@@ -221,6 +231,15 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
         "waiting": counts[VerdictKind.WAITING],
         "findings": rows,
     }
+
+
+def _may_be_deleted(now: CandidateKey, left: RangeRows, right: RangeRows) -> bool:
+    """Whether a side without a row of the key may remember that it was deleted and reaped."""
+    if same(now.left, now.right):
+        return False
+    segment = segment_of(key_hash(now.bucket, now.key))
+    sides = ((now.left, left), (now.right, right))
+    return any(seen is None and segment in rows.unremembered for seen, rows in sides)
 
 
 def waits(job: Job, diverged: Sequence[tuple[CandidateKey, KeyVerdict, CandidateKey]]) -> dict[Name, str]:

@@ -6,8 +6,12 @@ changed a thousand times between two batches comes once, and one that changes wh
 one. Nothing is lost, and there is no retention limit. A tombstone comes as a row, until it is reaped.
 
 A leader by force (`isthmus partition force-leader`) begins where its replica ended, and reuses offsets that this stream
-may have passed. So an offset also has each partition's lineage, the number of such elections: a partition with a newer
-lineage is read again from its beginning, from replicas that have applied the leader's epoch.
+may have passed; so does a partition that was put back to an earlier state, by a restored backup or the snapshots of its
+machines (R-ACTOR). So an offset also has each partition's lineage, the number of elections by force, and its
+incarnation, which is another one after each return: a partition with a newer lineage or another incarnation is read
+again from its beginning, from replicas that have applied the leader's epoch. A partition that was put back and has no
+other incarnation yet ends before the offset that was read: the query ends with an error, since it would wait until
+offsets are used again.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from isthmus.repl.model.errors import BadInput
 CLUSTER: Final = "cluster"
 PARTITIONS: Final = "partitions"
 LINEAGES: Final = "lineages"
+INCARNATIONS: Final = "incarnations"
 
 ROWS_AT_ONCE: Final = 10_000_000
 """Changes per batch without the option rows_per_batch: after a long absence a query catches up in several batches."""
@@ -51,6 +56,10 @@ def _nothing(_: PartitionPlan) -> str:
 
 def _never(_: PartitionPlan) -> bool:
     return False
+
+
+def _at_beginning(_: PartitionPlan) -> int:
+    return 0
 
 
 def _partition(one: PartitionPlan) -> str:
@@ -84,13 +93,16 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         return ReadMaxRows(self._options.rows_per_batch or ROWS_AT_ONCE)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """End of the next batch. Raises BadInput if the checkpoint is of another cluster or bucket type,
-        RangeUnreadable if a partition that must be read again has no leader."""
+        """End of the next batch. Raises BadInput if the checkpoint is of another cluster or bucket type, or beyond the
+        end of a partition; RangeUnreadable if a partition that must be read again has no leader."""
 
         def again(one: PartitionPlan) -> bool:
-            return one.lineage > _lineage(start, one)
+            return _put_back(start, one)
 
-        plan = self._plan(lambda one: f"{_partition(one)}: its leader" if again(one) else "", led=again)
+        def read_upto(one: PartitionPlan) -> int:
+            return 0 if again(one) else _at(start, one)
+
+        plan = self._plan(lambda one: f"{_partition(one)}: its leader" if again(one) else "", again, read_upto)
         begun = _begun(plan, start)
         begun |= {one.partition: 0 for one in plan.partitions if again(one)}
         ends = {one.partition: _applied(one) for one in plan.partitions}
@@ -108,23 +120,29 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         return self._newest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[SegmentPartition]:
-        """The ranges of offsets with changes. Raises RangeUnreadable for one without a usable replica."""
+        """The ranges of offsets with changes. Raises RangeUnreadable for one without a usable replica, BadInput for one
+        beyond the end of its partition."""
 
         def given_up(one: PartitionPlan) -> bool:
-            return one.lineage > _lineage(end, one)
+            return _put_back(end, one)
 
         def again(one: PartitionPlan) -> bool:
-            return _lineage(end, one) > _lineage(start, one)
+            before, after = _incarnation(start, one), _incarnation(end, one)
+            return _lineage(end, one) > _lineage(start, one) or (None not in (before, after) and before != after)
 
         def bounds(one: PartitionPlan) -> tuple[int, int]:
-            first, last = (int(offset[PARTITIONS].get(str(one.partition), 0)) for offset in (start, end))
+            first, last = _at(start, one), _at(end, one)
             return 0 if again(one) else first, min(last, _applied(one)) if given_up(one) else last
+
+        def read_upto(one: PartitionPlan) -> int:
+            first, last = bounds(one)
+            return last if first < last and not given_up(one) else 0
 
         def range_of(one: PartitionPlan) -> str:
             first, last = bounds(one)
             return f"{_partition(one)}, offsets {first} to {last}" if first < last else ""
 
-        plan = self._plan(range_of, led=lambda one: again(one) or given_up(one))
+        plan = self._plan(range_of, lambda one: again(one) or given_up(one), read_upto)
         _begun(plan, start)
         _begun(plan, end)
         found = []
@@ -161,10 +179,15 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         """Does nothing."""
 
     def _plan(
-        self, needed: Callable[[PartitionPlan], str] = _nothing, led: Callable[[PartitionPlan], bool] = _never
+        self,
+        needed: Callable[[PartitionPlan], str] = _nothing,
+        led: Callable[[PartitionPlan], bool] = _never,
+        read_upto: Callable[[PartitionPlan], int] = _at_beginning,
     ) -> ReplicaDirectory:
         """The plan, once each needed partition has a usable replica; `needed` returns what is needed of a partition, ""
-        for nothing; `led`: True if it must be read from the leader. Raises RangeUnreadable on time-out."""
+        for nothing; `led`: True if it must be read from the leader; `read_upto`: an offset that its leader must have
+        applied, which a new one may still be about to. On time-out raises RangeUnreadable, and BadInput for a partition
+        that ends before that offset."""
         options = self._options
         deadline_s = monotonic() + min(options.give_up_after_s, LEADERLESS_S)
         while True:
@@ -174,9 +197,16 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
                 for one in plan.partitions
                 if needed(one) and not usable(one, Consistency.COMMITTED if led(one) else Consistency.ANY)
             ]
-            if not away:
+            short = [
+                one
+                for one in plan.partitions
+                if any(copy.leads and copy.whole for copy in one.copies) and _applied(one) < read_upto(one)
+            ]
+            if not away and not short:
                 return plan
             if monotonic() + RETRY_S >= deadline_s:
+                if short:
+                    raise BadInput(_beyond_end(plan, short[0], read_upto(short[0])))
                 raise RangeUnreadable(f"{away[0]}: no node that answers has a replica that may be read")
             sleep(RETRY_S)
 
@@ -239,13 +269,51 @@ def _lineage(offset: Mapping[str, Any], one: PartitionPlan) -> int:
     return int(offset.get(LINEAGES, {}).get(str(one.partition), 0))
 
 
+def _incarnation(offset: Mapping[str, Any], one: PartitionPlan) -> int | None:
+    """A partition's incarnation in an offset; None in offsets of earlier versions."""
+    found = offset.get(INCARNATIONS, {}).get(str(one.partition))
+    return None if found is None else int(found)
+
+
+def _at(offset: Mapping[str, Any], one: PartitionPlan) -> int:
+    """Up to where a partition was read in an offset; a new partition begins at 0."""
+    return int(offset[PARTITIONS].get(str(one.partition), 0))
+
+
+def _put_back(offset: Mapping[str, Any], one: PartitionPlan) -> bool:
+    """Whether a partition went on from an earlier state since `offset`. A plan with an older lineage is out of date,
+    and shows nothing."""
+    lineage, incarnation = _lineage(offset, one), _incarnation(offset, one)
+    if one.lineage != lineage:
+        return one.lineage > lineage
+    return None not in (incarnation, one.incarnation) and incarnation != one.incarnation
+
+
+def _beyond_end(plan: ReplicaDirectory, one: PartitionPlan, offset: int) -> str:
+    leader = next(copy.node for copy in one.copies if copy.whole and copy.leads)
+    return (
+        f"partition {one.partition} of bucket type {plan.bucket_type} in cluster {plan.cluster_name} was read up to"
+        f" offset {offset}, and its leader, node {leader}, has nothing beyond {_applied(one)}: it was put back to an"
+        " earlier state, as by a restored backup, and uses offsets again that this query has passed. Begin with a new"
+        " checkpoint, which reads all of it again"
+    )
+
+
 def _offset(plan: ReplicaDirectory, offsets: Mapping[int, int], before: Mapping[str, Any]) -> dict[str, Any]:
-    lineages = {str(one.partition): max(one.lineage, _lineage(before, one)) for one in plan.partitions}
-    return {
+    lineages, incarnations = {}, {}
+    for one in plan.partitions:
+        lineages[str(one.partition)] = max(one.lineage, _lineage(before, one))
+        known = _incarnation(before, one)
+        if one.incarnation is not None and (known is None or _put_back(before, one)):
+            known = one.incarnation
+        if known is not None:
+            incarnations[str(one.partition)] = known
+    found = {
         CLUSTER: plan.cluster.hex(),
         PARTITIONS: {str(one): offset for one, offset in offsets.items()},
         LINEAGES: lineages,
     }
+    return {**found, INCARNATIONS: incarnations} if incarnations else found
 
 
 def _begun(plan: ReplicaDirectory, offset: Mapping[str, Any]) -> dict[int, int]:

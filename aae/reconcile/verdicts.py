@@ -8,6 +8,9 @@
     filtered      differs, and the filter leaves it out: never missing
     unreachable   differed at the first look, and could not be read at the second
 
+A reaped key that its cluster remembers, as later looks read it, is ahead of what its tombstone had seen: the other side
+lacks the delete (R-REAP).
+
 The left cluster is the `source`, the right one the `sink`. Clocks are compared by `aae.exchange.compare`; a row that
 cannot be decoded is `corrupt`. Pure, and free of Spark. Rules: docs/protocol.md I-AAE-CONFIRM.
 """
@@ -186,6 +189,11 @@ def _unreadable(seen: ObservedKey | None) -> bool:
     except CodecError:
         return True
     return False
+
+
+def is_reaped(seen: ObservedKey) -> bool:
+    """True for the memory of a key whose tombstone was removed; see `ComparedRow.reaped`."""
+    return not seen.fault and ComparedRow(b"", b"", seen.clock, seen.hash64, seen.modified_ms, seen.tombstone).reaped
 
 
 def _row(name: Name, seen: ObservedKey | None) -> dict[Name, ComparedRow]:

@@ -49,11 +49,20 @@ _Response = tuple[Literal[1], Annotated[list[ReplicaStatus], msgspec.Meta(max_le
 _decode_response = msgspec.msgpack.Decoder(_Response).decode
 
 
+class PartitionRange(NamedTuple):
+    """A partition's segments [first, end), and which course its offsets belong to
+    (`aae.exchange.wire.PartitionHistory`)."""
+
+    segments: tuple[int, int]
+    lineage: int
+    incarnation: int
+
+
 class ClusterLayout(Protocol):
     """The cluster's partitions and nodes as this node knows them."""
 
-    def ranges(self, bucket_type: bytes) -> Mapping[int, tuple[tuple[int, int], int]]:
-        """{partition: (segments [first, end), lineage)}. Raises BadInput for an unknown bucket type, NotReady."""
+    def ranges(self, bucket_type: bytes) -> Mapping[int, PartitionRange]:
+        """The partitions of a bucket type. Raises BadInput for an unknown one, NotReady."""
 
     def urls(self) -> Mapping[str, str]:
         """{live node: URL of its HTTP listener}."""
@@ -89,7 +98,7 @@ class RowPlan:
         nodes = sorted(urls)
         responses = await asyncio.gather(*(self._replicas_of(node, bucket_type) for node in nodes))
         plan = []
-        for partition, (segments, lineage) in sorted(ranges.items(), key=lambda one: one[1]):
+        for partition, found in sorted(ranges.items(), key=lambda one: one[1]):
             replicas = [
                 (replica, {"node": node, "http": urls[node], **replica._asdict()})
                 for node, statuses in zip(nodes, responses, strict=True)
@@ -101,8 +110,9 @@ class RowPlan:
             plan.append(
                 {
                     "partition": partition,
-                    "segments": list(segments),
-                    "lineage": lineage,
+                    "segments": list(found.segments),
+                    "lineage": found.lineage,
+                    "incarnation": found.incarnation,
                     "rows_estimate": max(estimates, default=None),
                     "copies": [document for _, document in replicas],
                 }

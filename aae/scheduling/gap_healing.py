@@ -16,7 +16,7 @@ gaps see `queues.gaps`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -53,7 +53,7 @@ FOLLOWING: Final = "repairs to be proven"
 
 class GapToHeal(NamedTuple):
     """Changes that `queue` left out, made between two wall-clock times; `upto_ms` None: the gap still grows.
-    `bucket_types`: those that may miss changes; for bulk references all that the queue accepts.
+    `bucket_types`: those that may miss changes; for bulk references of unknown types all that the queue accepts.
 
     A gap of a partition ends at offset `end`, in the partition's `history` (None: its leader is of an earlier version
     and does not report it). A loss of bulk references has no partition, and the `mark` of its record."""
@@ -91,20 +91,25 @@ class Gaps(Protocol):
 @dataclass(slots=True)
 class HealStatus:
     """State of one peer since this node's start. `open_count` None: not known yet; `open_queues`: queues with open
-    gaps."""
+    gaps; `uncompared_count`: those that no check of the peer can prove, since they are of `uncompared_types` too."""
 
     open_count: int | None = None
     open_queues: tuple[str, ...] = ()
+    uncompared_count: int = 0
+    uncompared_types: tuple[str, ...] = ()
     closed_count: int = 0
     wait_ms: int = WAIT_MS
     next_ms: int = 0
     explained: bool = True
     """False after a check of the gaps' times that did not explain all differences: the next one compares everything."""
 
-    def set_open(self, gaps: Sequence[GapToHeal]) -> None:
-        """Set the gaps that are not proven yet."""
+    def set_open(self, gaps: Sequence[GapToHeal], compared: Collection[str]) -> None:
+        """Set the gaps that are not proven yet; `compared`: the bucket types that checks of the peer compare."""
         self.open_count = len(gaps)
         self.open_queues = tuple(sorted({gap.queue for gap in gaps}))
+        lacking = [types for gap in gaps if (types := gap.bucket_types.difference(compared))]
+        self.uncompared_count = len(lacking)
+        self.uncompared_types = tuple(sorted({name for types in lacking for name in types}))
 
 
 def proven(gaps: Iterable[GapToHeal], proofs: Mapping[str, Proof]) -> list[GapToHeal]:
@@ -276,7 +281,7 @@ class GapHealer:
         name, proofs = peer.settings.name, self._proofs(peer)
         found = proven(gaps, proofs)
         status = self.peers[name]
-        status.set_open(gaps)
+        status.set_open(gaps, peer.bucket_types)
         if not found:
             return gaps
         for queue in sorted({gap.queue for gap in found}):
@@ -285,5 +290,5 @@ class GapHealer:
             status.closed_count += closed
             log.info("fullsync.gaps_closed", peer=name, queue=queue, count=closed)
         left = [gap for gap in gaps if gap not in found]
-        status.set_open(left)
+        status.set_open(left, peer.bucket_types)
         return left

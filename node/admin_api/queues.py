@@ -408,6 +408,7 @@ class QueueAdmin:
         if any(max(len(key.bucket), len(key.key)) > limit for key in keys):
             raise RequestRefused(400, "bad-key", f"bucket and keys have 1 to {limit} bytes (limits.key_size)")
         priority = FOLD if body.fold else FULL_SYNC
+        await self._services.repairs.recall(keys)  # of a key that was deleted and reaped the tombstone is sent
         taken = await self._services.queue_acts.push(
             request.text("queue"), keys, priority, PUSH_WAIT_MS if body.wait_ms is None else body.wait_ms
         )

@@ -246,6 +246,13 @@ def _peer_sentences(peer: Row) -> list[str]:
         soon = "" if wait_s is None else f"; checked again in {milliseconds(1000 * wait_s)} or at the next look"
         open_gaps = f"gaps{owners} that are not proven yet: {peer['gaps_open']} (`isthmus gaps{which}`)"
         sentences.append(f"{name}: {open_gaps}{soon}")
+    if peer.get("gaps_uncompared"):
+        types = ", ".join(map(str, peer.get("gaps_uncompared_types") or ()))
+        sentences.append(
+            f"{name}: {peer['gaps_uncompared']} of these gaps may miss changes of bucket types that {name} does not "
+            f"compare, and stay open: {types}. Add them to bucket_types of this [[fullsync]]; or compare them "
+            "otherwise, then run isthmus gaps QUEUE --close ID"
+        )
     return sentences
 
 

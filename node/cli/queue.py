@@ -405,6 +405,10 @@ GAPS: Final = TableSpec(
     ("at most", "count_at_most"),
     ("since", lambda gap: "unknown" if gap.get("from_ms") == 0 else moment(gap.get("from_ms"))),
     ("until", lambda gap: "still grows" if gap.get("upto_ms") is None else moment(gap.get("upto_ms"))),
+    (
+        "types",
+        lambda gap: ", ".join(gap.get("bucket_types") or ()) or ("any" if gap.get("partition") is None else None),
+    ),
     "what",
     ("reason", lambda gap: f"{gap.get('by') or ''} {gap.get('reason') or ''}".strip()),
 )

@@ -106,9 +106,11 @@ class ClusterGaps:
         return QueueMarks(queue, self._queues.named(queue).settings.filter, frozenset(losses))
 
     def _types_of(self, row: dict[str, Any]) -> frozenset[str]:
-        """The bucket types in which changes may be missing. Bulk references name no partition: they
-        may be of any type that the queue carries."""
+        """The bucket types in which changes may be missing. A loss of bulk references names no partition; if it does
+        not name bucket types either, they may be of any type that the queue carries."""
         partition = row["partition"]
         if partition is not None:
             return frozenset({self._controller.records[partition].bucket_type})
+        if row.get("bucket_types"):
+            return frozenset(row["bucket_types"])
         return frozenset(self._coverage.bucket_types(row["queue"]))

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, StrEnum
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from isthmus.config.text import clause, quantity
@@ -438,7 +439,7 @@ def _synced(
 
 AHEAD_MS: Final = 1_000
 """How far ahead of the clock of the node that answers a proof may be stamped: clocks that differ by more are a finding
-of their own. A proof from further ahead has no known age."""
+of their own. A proof or gap from further ahead has no known age."""
 
 
 def _newest_proof(
@@ -501,8 +502,9 @@ def gap_facts(answer: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
     for row in answer.get("gaps") or ():
         rows.setdefault(cell(row.get("queue")), []).append(row)
     at_ms = _number(answer.get("at_ms"))
+    latest_ms = inf if at_ms is None else at_ms + AHEAD_MS
     for name, found in sorted(rows.items()):
-        since = [at for row in found if (at := _number(row.get("from_ms")))]
+        since = [at for row in found if (at := _number(row.get("from_ms"))) and at <= latest_ms]
         oldest = None if at_ms is None or not since else max(0, at_ms - min(since))
         old = "since when is not known" if oldest is None else f"the oldest of {milliseconds(oldest)} ago"
         dated = "" if oldest is None or len(since) == len(found) else f", {len(found) - len(since)} of unknown age"

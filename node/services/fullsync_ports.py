@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from isthmus.aae.ports import LedPartition, LocalReplicas, Members, PeerAccess, ReplicaSnapshot
-from isthmus.aae.row_stream.plan import ClusterLayout
+from isthmus.aae.row_stream.plan import ClusterLayout, PartitionRange
 from isthmus.aae.row_stream.streams import LocalReplica, StreamReplicas
 from isthmus.config.settings import FullSyncSettings, PeerSettings, Settings
 from isthmus.node.security.credentials import NodeCredentials
@@ -118,12 +118,14 @@ class NodeLayout(ClusterLayout):
         self._controller = controller
         self._members = members
 
-    def ranges(self, bucket_type: bytes) -> Mapping[int, tuple[tuple[int, int], int]]:
+    def ranges(self, bucket_type: bytes) -> Mapping[int, PartitionRange]:
         """See ClusterLayout."""
         self._members.partitions(bucket_type)  # raises unless all are known
         name = bucket_type.decode()
         return {
-            r.partition: (LedPartition(r.partition, r.index, r.partition_count).segments, r.lineage)
+            r.partition: PartitionRange(
+                LedPartition(r.partition, r.index, r.partition_count).segments, r.lineage, r.incarnation
+            )
             for r in self._controller.records.values()
             if r.bucket_type == name
         }

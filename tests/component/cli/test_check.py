@@ -259,8 +259,9 @@ def test_a_proof_from_the_future_has_no_age(listener: FakeAdminListener, capsys:
 def test_gaps_are_judged_by_the_age_of_what_was_given_up(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any open gap is a warning, one that full-sync does not close in time is critical; where a partition's gaps are
-    unknown the check is unknown, although no gap is listed."""
+    """Any open gap is a warning, also one that a clock which was ahead has dated in the future; one that full-sync does
+    not close in time is critical; where a partition's gaps are unknown the check is unknown, although no gap is
+    listed."""
     listener.respond("/admin/cluster", CLUSTER)
     gap = {"queue": "to-west", "from_ms": HOUR_MS, "upto_ms": HOUR_MS + 9}
 
@@ -278,6 +279,8 @@ def test_gaps_are_judged_by_the_age_of_what_was_given_up(
     assert gaps(gap, options=("-w", "1h"))[0] == OK
     assert gaps({**gap, "from_ms": 0})[0] == WARNING
     assert gaps({**gap, "from_ms": 0}, gap, options=("-w", "1h"))[0] == WARNING, "one may be as old as can be"
+    line = "GAPS WARNING: queue to-west: 1 gap not proven yet, since when is not known"
+    assert gaps({**gap, "from_ms": 3 * HOUR_MS}) == (WARNING, line)
     assert gaps(unknown=["east-3"])[0] == UNKNOWN
     assert gaps(unknown_partitions={"to-west": [3, 4]}) == (
         UNKNOWN, "GAPS UNKNOWN: queue to-west: gaps of 2 partitions: 3, 4 are not known")  # fmt: skip

@@ -74,6 +74,11 @@ def test_status_shows_who_compares_what_is_next_and_what_is_open(
     assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "gaps of queue rt that are not proven yet: 2 (`isthmus gaps rt`); checked again in 35" in shown
+    assert "does not compare" not in shown
+    typed = {**waits, "gaps_uncompared": 1, "gaps_uncompared_types": ["a", "b"]}
+    listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [typed]})
+    assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
+    assert "1 of these gaps may miss changes of bucket types that west does not compare" in capsys.readouterr().out
     earlier = {name: value for name, value in PEER.items() if name != "gaps_queues"}
     listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [earlier]})
     assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK

@@ -22,7 +22,7 @@ def test_gaps_of_partitions_and_of_bulk_references_show_what_they_cover(
     partition, with an upper bound of their count."""
     grows = GAP | {"id": "5:1", "partition": 5, "upto_offset": None, "upto_ms": None}
     lower = {"partition": None, "from_offset": None, "upto_offset": None, "count_at_least": 0, "count_at_most": 256}
-    crashed = GAP | lower | {"id": "e1:2:9", "what": "crashed", "by": "", "reason": ""}
+    crashed = GAP | lower | {"id": "e1:2:9", "what": "crashed", "by": "", "reason": "", "bucket_types": ["a", "b"]}
     listener.respond("/admin/gaps", {"gaps": [GAP, grows, crashed], "unknown": ["e3"]})
     assert cli.main(["gaps"]) == Exit.OK
     shown = capsys.readouterr()
@@ -31,4 +31,5 @@ def test_gaps_of_partitions_and_of_bulk_references_show_what_they_cover(
     assert rows[0][1:7] == ["4:10", "4", "10", "20", "7", "unknown"]
     assert rows[1][1:6] == ["5:1", "5", "10", "grows", "7"]
     assert rows[2][1:7] == ["e1:2:9", "any", "-", "-", "0", "256"]
+    assert rows[2][-4:] == ["a,", "b", "crashed", "-"]
     assert "node e3 does not answer" in shown.err

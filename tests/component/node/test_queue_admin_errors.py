@@ -59,6 +59,32 @@ def test_wrong_queue_requests_are_refused_with_a_remedy(tmp_path: Path) -> None:
         assert post("to-west/push", bucket="b", keys=["k"])[0] == 200
 
 
+def test_a_pushed_key_that_was_reaped_is_sent_as_its_tombstone(tmp_path: Path) -> None:
+    """The tombstone of a key that its cluster remembers as reaped is written again before a reference to it is queued:
+    without it the reference would be served as vanished, and the other cluster would keep the key (R-REAP)."""
+    with running_node(tmp_path, '[[queues]]\nname = "to-west"\nfilter = "block_rtq"\n') as node:
+        assert node.node is not None
+        services = node.node.services
+
+        def send(port: int, method: str, path: str, body: str = "") -> Any:
+            connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+            connection.request(method, path, body or None, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = answer.read()
+            connection.close()
+            assert answer.status < 300, said
+            return json.loads(said) if said else None
+
+        send(node.http, "PUT", "/types/default/buckets/b/keys/k", "1")
+        send(node.http, "DELETE", "/types/default/buckets/b/keys/k")
+        reap = json.dumps({"bucket_type": "default", "bucket": "b", "key": "k"})
+        wait_until(lambda: send(node.admin, "POST", "/admin/reaps", reap)["outcome"] == "reaped")
+        for keys, recalled in ((["k"], 1), (["k"], 1), (["never"], 1)):
+            push = json.dumps({"bucket": "b", "keys": keys, "fold": True})
+            assert send(node.admin, "POST", "/admin/queues/to-west/push", push)["queued"] == 1
+            assert services.reaper.recalled_count == recalled
+
+
 def wait_for_windows(node: ThreadedNode) -> None:
     """Return once both queues have loaded their cursors; the election at the node's start is just over."""
     assert node.node is not None

@@ -365,15 +365,22 @@ class OpenGap(NamedTuple):
     end: int
 
 
+class SeenGap(NamedTuple):
+    """What a look saw of an open gap. `end`: of the changes in it; one that grows has room for all that come."""
+
+    owner_version: int
+    end: int
+
+
 class ClosedGaps:
     """A gap that full-sync closes is proven: of the changes in it, those that are their keys' newest are at the other
-    cluster. One that an operator closes, or that goes with its queue or owner, claims nothing."""
+    cluster. One that an operator closes, or that goes with its queue or owner, claims nothing; nor does one that ends
+    before the cursor has reached it: all of it is offered."""
 
     name = "closed-gaps"
 
     def __init__(self) -> None:
-        self._open: dict[OpenGap, int] = {}
-        """Gap -> version of the queue's owner."""
+        self._open: dict[OpenGap, SeenGap] = {}
         self._told = 0
         self._lives: dict[str, list[Any]] = {}
         """Cluster -> see `Seen.lives`, at the last looks."""
@@ -389,22 +396,22 @@ class ClosedGaps:
         by_others = {line.split()[1] for line in fresh if "queue.gaps_closed" in line and "by='full-sync'" not in line}
         failures = []
         lossy = [each for each in world.history.losses if each.until_ns > world.kernel.now_ns]
-        for gap, version in self._open.items():
+        for gap, seen in self._open.items():
             if any(each.cluster == gap.cluster and each.queue in ("", gap.queue) for each in lossy):
                 continue  # its record may have gone back
             if gap not in now and not by_others & world.clusters[gap.cluster].nodes.keys():
-                failures += self._judge_closed(world, gap, version, now)
+                failures += self._judge_closed(world, gap, seen, now)
         self._open = now
         return failures
 
     def judge(self, world: World) -> list[str]:
         return self.look(world)
 
-    def _judge_closed(self, world: World, gap: OpenGap, version: int, now: Mapping[OpenGap, int]) -> Iterator[str]:
+    def _judge_closed(self, world: World, gap: OpenGap, seen: SeenGap, now: Mapping[OpenGap, SeenGap]) -> Iterator[str]:
         led = leaders_of(world.clusters[gap.cluster]).get(gap.partition)
         machine = None if led is None else led.services.queues.machines().get(gap.queue)
         window = None if machine is None else machine.windows.get(gap.partition)
-        if led is None or machine is None or window is None or window.owner_version != version:
+        if led is None or machine is None or window is None or window.owner_version != seen.owner_version:
             return
         if any(one[:3] == gap[:3] and one.start <= gap.start < one.end for one in now):
             return  # it has grown, or was merged
@@ -423,13 +430,13 @@ class ClosedGaps:
         missing = [
             shown(named(bucket_type, tail))
             for tail, row in partition_key_rows(led.services, gap.partition).items()
-            if gap.start <= row.offset < gap.end
+            if gap.start <= row.offset < min(seen.end, window.cursor)
             and rules.accepts_repairs(bucket_type.encode(), split_tail(tail)[0])
             and not _row_is_there(row, tail, theirs.now, reaped)
         ]
         if missing:
             yield (
-                f"{gap.cluster}: queue {gap.queue}, partition {gap.partition}: the gap from {gap.start} to {gap.end} "
+                f"{gap.cluster}: queue {gap.queue}, partition {gap.partition}: the gap from {gap.start} to {seen.end} "
                 f"is closed, and {sink.name} lacks {some(missing)}"
             )
 
@@ -438,13 +445,14 @@ LIVES_KEPT = 20
 """Looks before a gap's end in which the sink must not have lost anything: a check, and what closes gaps, end sooner."""
 
 
-def _open_gaps(world: World) -> Iterator[tuple[OpenGap, int]]:
+def _open_gaps(world: World) -> Iterator[tuple[OpenGap, SeenGap]]:
     for name, cluster in world.clusters.items():
         for number, led in leaders_of(cluster).items():
             for queue, machine in led.services.queues.machines().items():
                 window = machine.windows.get(number)
                 for gap in () if window is None else window.state.gaps:
-                    yield OpenGap(name, queue, number, gap.start, gap.end), window.owner_version
+                    seen = SeenGap(window.owner_version, min(gap.end, window.applied))
+                    yield OpenGap(name, queue, number, gap.start, gap.end), seen
 
 
 class BegunGaps:

@@ -549,8 +549,10 @@ class Told:
         for name, node in cluster.nodes.items():
             machine, services = node.machine, services_of(node)
             facts[f"clock {name}"] = machine.wall_offset_ns, machine.drift, machine.boots, machine.frozen
-            for other in cluster.nodes if services is not None else ():
-                facts[f"reach {name} {other}"] = services.runtime.reaches(other)
+            if services is not None:
+                facts |= {f"reach {name} {other}": None for other in cluster.nodes if services.runtime.reaches(other)}
+        for at in [at for at in self._since if at[0] == cluster.name and at[1] not in facts]:
+            del self._since[at]
         for subject, state in facts.items():
             at = cluster.name, subject
             if at not in self._since or self._since[at][0] != state:

@@ -9,20 +9,24 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.bulk_marks import AWAY_MS, LOWER_AFTER_MS, SWEEP_MS
 from isthmus.queues.queue_documents import (
+    ANY_TYPE,
     CRASHED,
     FIRST_BOUND,
     LOST_MAX,
     MARKS_MAX,
     PUBLISHING,
+    TYPES_MAX,
     AuditInfo,
     BulkMark,
     LostReferences,
     QueuePaths,
     bound_for,
+    bounded,
     decode_held,
     encode_held,
     path_of,
@@ -84,6 +88,61 @@ async def test_references_lost_in_a_crash_are_a_gap_with_bounds_and_times() -> N
         await queue_node.crash()
         await queue_node.start()
         assert len(queue_node.acts.gaps("q")) == 2
+
+
+def typed(name: str, count: int = 1) -> list[Key]:
+    return [Key(name.encode(), BUCKET, b"%06d" % n) for n in range(count)]
+
+
+async def test_a_loss_names_the_bucket_types_of_its_references() -> None:
+    """The mark names each bucket type before a reference of it is accepted; a crash's record has these types, and
+    that of a clear or of a permanent refusal those of the references. Beyond TYPES_MAX types no record names any."""
+
+    async with QueueNode() as queue_node:
+        (queue,) = queue_node.served()
+        await queue_node.acts.push("q", typed("a"), FULL_SYNC, 0)
+        await queue_node.acts.push("q", typed("b"), FULL_SYNC, 0)
+        await queue_node.acts.push("q", typed("c"), FOLD, 0)
+        queue_node.metastore.disconnect()
+        await queue_node.acts.push("q", typed("a", 9), FULL_SYNC, 0)
+        with pytest.raises(NotReady):
+            await queue_node.acts.push("q", typed("c"), FULL_SYNC, 0)
+        queue_node.metastore.reconnect()
+        await queue_node.crash()
+        await queue_node.start()
+        await queue_node.eventually(lambda: len(gaps_of_bulk(queue_node)) == 2)
+        assert {g["priority"]: g["bucket_types"] for g in gaps_of_bulk(queue_node)} == {
+            FULL_SYNC: ["a", "b"], FOLD: ["c"],
+        }  # fmt: skip
+
+    async with QueueNode() as queue_node:
+        await queue_node.acts.push("q", typed("d"), FULL_SYNC, 0)
+        await queue_node.acts.clear("q", AuditInfo("ann", queue_node.clock.wall_ms(), ""))
+        await queue_node.eventually(lambda: gaps_of_bulk(queue_node))
+        assert [g["bucket_types"] for g in gaps_of_bulk(queue_node)] == [["d"]]
+
+    async with QueueNode() as queue_node:
+        many = [key for n in range(TYPES_MAX + 1) for key in typed(f"t{n}")]
+        await queue_node.acts.push("q", many[:TYPES_MAX], FOLD, 0)
+        (queue,) = queue_node.served()
+        assert [len(mark.bucket_types) for mark in queue.stored.held] == [TYPES_MAX]
+        await queue_node.acts.push("q", many[TYPES_MAX:], FOLD, 0)
+        assert [mark.bucket_types for mark in queue.stored.held] == [ANY_TYPE]
+        assert await queue_node.acts.push("q", typed("more"), FOLD, 0) == 1
+        await queue_node.crash()
+        await queue_node.start()
+        await queue_node.eventually(lambda: gaps_of_bulk(queue_node))
+        assert [g["bucket_types"] for g in gaps_of_bulk(queue_node)] == [None]
+
+
+def test_merged_losses_have_the_types_of_both() -> None:
+    """Records that become one name the types of both; those of one that names none may be any."""
+    lost = [
+        LostReferences("n", 2, 1, n, n, "stopped", "", n, bucket_types=types)
+        for n, types in enumerate([("a",), ("b",), *[("c",)] * (LOST_MAX - 1)])
+    ]
+    assert bounded(lost)[0].bucket_types == ("a", "b")
+    assert bounded([lost[0], replace(lost[1], bucket_types=ANY_TYPE), *lost[2:]])[0].bucket_types == ANY_TYPE
 
 
 async def test_nothing_is_taken_in_that_is_not_on_record() -> None:

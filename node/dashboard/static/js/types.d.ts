@@ -274,6 +274,7 @@ export interface Gap {
   what: string;
   by: string;
   reason: string;
+  bucket_types?: string[] | null;
 }
 
 export interface Gaps {

@@ -721,7 +721,12 @@ function gaps(gaps, queue, path, done) {
           { title: "Gap", cell: (gap) => gap.id },
           {
             title: "Partition",
-            cell: (gap) => gap.partition === null ? "any" : String(gap.partition),
+            cell: (gap) =>
+              gap.partition !== null
+                ? String(gap.partition)
+                : gap.bucket_types
+                ? `any of ${gap.bucket_types.join(", ")}`
+                : "any",
           },
           {
             title: "Offsets",

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.aae.reconcile import compare_range
-from isthmus.aae.reconcile.compare_range import ReadPoint, SideSpec, decoded
-from isthmus.aae.reconcile.verdicts import first_look
+from isthmus.aae.reconcile.compare_range import REAPED_REQUESTS_MAX, RangeRows, ReadPoint, SideSpec, decoded
+from isthmus.aae.reconcile.verdicts import ObservedKey, first_look
 from isthmus.aae.row_stream.wire import Rows
 from isthmus.repl.model.entry import encode_key_row
+from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.model.objects import Summary
 from isthmus.repl.store.rows import bucket_head
 
@@ -65,3 +66,34 @@ def test_joining_bytes_finds_what_decoding_every_row_finds(
     assert sorted(rest.candidates) == sorted(wanted.candidates)
     assert (found.left_rows, found.right_rows) == (len(left), len(right))
     assert found.left.as_of == [ReadPoint(1, 1, 1)]
+
+
+def test_streams_come_with_the_reaped_keys_that_leaders_remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A committed read of objects has the reaped keys, too; a segment that does not answer is named, and keeps no other
+    one from answering. A key that is here again is not replaced by the memory of it."""
+    live = ObservedKey(b"c", 7, 9, tombstone=False)
+    gone = ObservedKey(b"c", 0, 0, tombstone=True)
+    asked: list[int] = []
+
+    def by_clocks(_side: SideSpec, segments: list[int]) -> RangeRows:
+        asked.append(len(segments))
+        if 5 in segments:
+            raise PeerFault("a damaged row")
+        rows = {(b"b", b"%d" % segment): gone for segment in segments}
+        return RangeRows(rows | {(b"b", b"live%d" % segment): live for segment in segments}, [], 1)
+
+    monkeypatch.setattr(compare_range, "_by_clocks", by_clocks)
+    monkeypatch.setattr(compare_range, "_by_streams", lambda *_: RangeRows({(b"b", b"3"): live}, [], 10))
+    found = compare_range.read_runs(LEFT, [(0, 8)], committed=True, bodies=True)
+    assert found.rows == {(b"b", b"%d" % n): live if n == 3 else gone for n in range(8) if n != 5}
+    assert (found.unremembered, found.bytes, asked) == ({5}, 13, [8, 4, 2, 2, 1, 1, 4])
+    assert compare_range.read_runs(LEFT, [(0, 8)], bodies=True).rows == {(b"b", b"3"): live}, "a first look"
+
+    def none(_side: SideSpec, segments: list[int]) -> RangeRows:
+        asked.append(len(segments))
+        raise PeerFault("gone")
+
+    asked.clear()
+    monkeypatch.setattr(compare_range, "_by_clocks", none)
+    found = compare_range.read_runs(LEFT, [(0, 1000)], committed=True, bodies=True)
+    assert (len(found.unremembered), len(asked)) == (1000, REAPED_REQUESTS_MAX)

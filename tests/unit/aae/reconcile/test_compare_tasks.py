@@ -14,6 +14,7 @@ from isthmus.aae.reconcile.findings import encode_candidates
 from isthmus.aae.reconcile.verdicts import CandidateKey, ObservedKey
 from isthmus.node.cli.reconcile import AdminQueue
 from isthmus.repl.model.errors import BadInput, PeerFault
+from isthmus.repl.model.keys import key_hash, segment_of
 from isthmus.repl.model.vclock import actor_of, encode_clock
 
 CLOCK: Final = encode_clock(((actor_of(b"A" * 16, 1), 1, 1),))
@@ -135,6 +136,30 @@ def test_a_position_that_is_not_known_claims_no_loss(monkeypatch: pytest.MonkeyP
     found = waiting(monkeypatch, HELD, places=gone)
     assert verdicts_of(found) == ["unreachable"] * 6
     assert "gone" in found["error"]
+
+
+def test_a_reaped_key_is_a_delete_that_the_other_side_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in full-sync: a key that is reaped in one cluster and older in the other one is behind there, and is not
+    missing where it was deleted. If the reaped keys could not be read nothing is claimed, and the chunk stays open."""
+    gone = ObservedKey(CLOCK, 0, 0, tombstone=True)
+    name = (b"b", KEYS[0])
+
+    def second(left: RangeRows, right: RangeRows) -> tuple[str, str | None, str | None, str]:
+        sides = dict(zip(SIDES, (left, right), strict=True))
+        monkeypatch.setattr(compare_tasks, "read_runs", lambda side, *_, **__: sides[side])
+        found = compare_tasks._second(JOB, 0, encode_candidates([CandidateKey(*name, None, ROW)], [], 1))
+        (row,) = found["findings"]
+        return row["verdict"], row["difference"], row["side"], found["error"].partition(":")[0]
+
+    segment = segment_of(key_hash(*name))
+    there = RangeRows({name: ROW}, [], 1)
+    assert second(RangeRows({name: gone}, [], 1), there) == ("diverged", "behind", "sink", "")
+    assert second(RangeRows({}, [], 1), there) == ("diverged", "missing", "source", "")
+    unread = RangeRows({}, [], 1, frozenset({segment}))
+    assert second(unread, there) == ("unreachable", "missing", "source", "reaped-keys-unread")
+    other = RangeRows({}, [], 1, frozenset({segment + 1}))
+    assert second(other, there) == ("diverged", "missing", "source", "")
+    assert second(unread, RangeRows({}, [], 1))[0] == "transient"
 
 
 def test_names_travel_to_a_queue_as_they_are() -> None:

@@ -204,3 +204,53 @@ def test_a_replica_that_has_not_applied_the_leaders_epoch_is_not_read(monkeypatc
     monkeypatch.setattr(row_reader, "open_stream", open_stream)
     assert list(stream.read(part)) == []
     assert asked == ["http://n2", "http://n1"]
+
+
+def of_actor(offset: int | None, incarnation: int | None, lineage: int = 0) -> ReplicaDirectory:
+    """One partition with its leader at `offset` (None: no leader), under an actor."""
+    found = forced(offset, lineage, stale=80)
+    return found._replace(partitions=(found.partitions[0]._replace(incarnation=incarnation),))
+
+
+def at_actor(offset: int, incarnation: int, lineage: int = 0) -> dict[str, Any]:
+    """An offset of that stream."""
+    return at(offset, lineage) | {"incarnations": {"0": incarnation}}
+
+
+def test_a_partition_with_another_actor_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was put back to an earlier state: offsets that the stream has passed are other changes now, also where its log
+    is longer by now. A checkpoint of an earlier version takes the actor that it finds; a node that does not report it
+    changes nothing, and neither does a plan from before a forced leader."""
+    limit = reader(monkeypatch, plan(1, 1)).getDefaultReadLimit()
+    for end in (90, 200):
+        stream = reader(monkeypatch, of_actor(None, 7), of_actor(end, 7))
+        offset = stream.latestOffset(at_actor(100, 3), limit)
+        assert offset == at_actor(end, 7), "it waits for the leader"
+        (part,) = stream.partitions(at_actor(100, 3), offset)
+        assert (part.first, part.end, part.epoch) == (0, end, 5)
+        assert stream.latestOffset(offset, limit) == offset
+    assert reader(monkeypatch, of_actor(120, 7)).latestOffset(at(100, 0), limit) == at_actor(120, 7)
+    assert reader(monkeypatch, of_actor(120, None)).latestOffset(at_actor(100, 3), limit) == at_actor(120, 3)
+    assert reader(monkeypatch, of_actor(120, 3)).latestOffset(at_actor(100, 7, 1), limit) == at_actor(120, 7, 1)
+    (part,) = reader(monkeypatch, of_actor(90, 7)).partitions(at_actor(50, 3), at_actor(100, 3))
+    assert (part.first, part.end) == (50, 90), "a batch from before ends where the log does"
+
+
+def test_a_checkpoint_beyond_the_end_of_a_partition_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query would wait until offsets are given again that it has passed, and leave those changes out. A leader that
+    has not applied everything yet is waited for."""
+    words = (
+        r"partition 0 of bucket type default in cluster east was read up to offset 100, and its leader, node n1, has"
+        r" nothing beyond 90: .* Begin with a new checkpoint"
+    )
+    for same in (of_actor(90, 3), of_actor(90, None), forced(90, 0)):
+        stream = reader(monkeypatch, same)
+        with pytest.raises(BadInput, match=words):
+            stream.latestOffset(at_actor(100, 3), stream.getDefaultReadLimit())
+        with pytest.raises(BadInput, match=words):
+            stream.partitions(at_actor(50, 3), at_actor(100, 3))
+        assert len(stream.partitions(at_actor(50, 3), at_actor(90, 3))) == 1
+    stream = reader(monkeypatch, of_actor(90, 3), of_actor(101, 3))
+    assert stream.latestOffset(at_actor(100, 3), stream.getDefaultReadLimit()) == at_actor(101, 3)
+    stream = reader(monkeypatch, of_actor(None, 3))
+    assert stream.latestOffset(at_actor(100, 3), stream.getDefaultReadLimit()) == at_actor(100, 3), "nobody knows"

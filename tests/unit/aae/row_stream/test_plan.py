@@ -9,7 +9,7 @@ import msgpack
 import pytest
 import structlog
 
-from isthmus.aae.row_stream.plan import METHOD, ReplicaStatus, RowPlan, _decode
+from isthmus.aae.row_stream.plan import METHOD, PartitionRange, ReplicaStatus, RowPlan, _decode
 from isthmus.aae.row_stream.streams import LocalReplica, RowStreams
 from isthmus.repl.model.errors import CodecError, OutcomeUnknown
 from isthmus.repl.store.port import AppliedPosition
@@ -75,8 +75,8 @@ class FaultyNode:
         self.fails(("snapshot", partition))
         raise OutcomeUnknown("no rows here")
 
-    def ranges(self, _bucket_type: bytes) -> dict[int, tuple[tuple[int, int], int]]:
-        return {0: ((0, 10), 1), 1: ((10, 20), 1)}
+    def ranges(self, _bucket_type: bytes) -> dict[int, PartitionRange]:
+        return {0: PartitionRange((0, 10), 1, 0), 1: PartitionRange((10, 20), 1, 77)}
 
     def urls(self) -> dict[str, str]:
         return {name: f"http://{name}" for name in ("n1", "n2", "n3")}
@@ -117,3 +117,12 @@ async def test_a_node_or_replica_that_fails_is_left_out_alone(
     node.broken = {broken}
     assert await node.nodes() == nodes
     assert injected(logged) == events
+
+
+async def test_a_plan_names_the_course_of_each_partitions_offsets(node: FaultyNode) -> None:
+    """Lineage and incarnation of each partition: with others the offsets of a stream mean other changes."""
+    plan = await node.row_plan.plan(b"default")
+    assert [(row["segments"], row["lineage"], row["incarnation"]) for row in plan] == [
+        ([0, 10], 1, 0),
+        ([10, 20], 1, 77),
+    ]

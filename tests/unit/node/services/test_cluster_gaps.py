@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from isthmus.aae.exchange.wire import PartitionHistory
-from isthmus.aae.scheduling.gap_healing import is_proven
+from isthmus.aae.scheduling.gap_healing import HealStatus, is_proven
 from isthmus.aae.scheduling.proofs import Proof, ProvenOffset
 from isthmus.config.settings import QueueSettings
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterAnswers, Query
 from isthmus.node.services.queue_coverage import QueueCoverage
 from isthmus.node.services.queue_query import CLOSE_GAPS, QUEUES, CloseGaps, ListGaps, QueueResponder
+from isthmus.queues.admin import GapChoice
 from isthmus.queues.queue_documents import AuditInfo, LostReferences
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import SINK, THIRD
@@ -149,3 +150,30 @@ async def test_a_loss_of_references_is_closed_as_it_was_recorded() -> None:
         await lose(7, count=2)
         assert await gaps.close([first], proofs, "full-sync", "") == 0, "another loss was merged into it"
         assert len(await gaps.open_gaps("rt", SINK)) == 1
+
+
+async def test_a_loss_of_known_types_is_proven_by_checks_of_these_types() -> None:
+    """A full-sync that compares one bucket type of a queue closes the losses of its references. One that names no
+    types may be of each type that the queue accepts."""
+
+    async with audited_node(QueueSettings("rt")) as queue_node:
+        queue_node.types[PARTITIONS[1]] = b"other"
+        await queue_node.fetch(queue="rt", cluster=SINK, wait_ms=0)
+        gaps, _ = cluster_gaps(queue_node, OneNodeQuery(queue_node))
+        for at_ms, types in ((7, ("default",)), (8, ("default", "other")), (9, ())):
+            lost = LostReferences("e2", 2, 0, 5, at_ms, "crashed", "", at_ms, 256, types)
+            await queue_node.queues.queue_store.record_lost("rt", [lost])
+        await queue_node.queues.refresh("rt")
+        found = await gaps.open_gaps("rt", SINK)
+        assert [sorted(gap.bucket_types) for gap in found] == [["default"], ["default", "other"], ["default", "other"]]
+        proofs = {"default": Proof(gaps.marks("rt"))}
+        assert [is_proven(gap, proofs) for gap in found] == [True, False, False]
+        status = HealStatus()
+        status.set_open(found, ["default"])
+        assert (status.open_count, status.uncompared_count, status.uncompared_types) == (3, 2, ("other",))
+        assert await gaps.close(found[:1], proofs, "full-sync", "") == 1
+        named = [lost.bucket_types for lost in queue_node.queues.named("rt").stored.lost]
+        assert named == [("default", "other"), ()]
+        by_type = GapChoice(bucket_type=b"default")
+        assert await queue_node.acts.close_gaps("rt", by_type, AuditInfo("ann", 1, "")) == 1
+        assert [lost.bucket_types for lost in queue_node.queues.named("rt").stored.lost] == [("default", "other")]

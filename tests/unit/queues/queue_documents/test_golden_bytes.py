@@ -121,6 +121,11 @@ GOLDEN: list[tuple[Document[Any], Any, bytes]] = [
         ),
     ),
     (
+        PATHS.held,
+        (BulkMark("e1", 2, 256, 5, ("default", "t")),),
+        (b'{"held": [{"node": "e1", "priority": 2, "at_most": 256, "since_ms": 5, "bucket_types": ["default", "t"]}]}'),
+    ),
+    (
         PATHS.lost,
         (
             LostReferences("e1", 2, 3, 5, 6, "crashed", "", 7, 256),

@@ -167,6 +167,7 @@ async def test_changes_refused_and_not_stored_by_the_sink_are_a_gap() -> None:
         await queue_node.eventually(lambda: len(queue_node.acts.gaps()) == 2)
         (lost,) = [one for one in queue_node.acts.gaps() if one["partition"] is None]
         assert (lost["what"], lost["priority"], lost["count_at_least"]) == ("refused", FULL_SYNC, 1)
+        assert lost["bucket_types"] == ["default"]
 
 
 async def test_what_a_sink_said_that_does_not_ask_any_more_has_an_age() -> None:
