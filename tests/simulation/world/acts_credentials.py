@@ -76,6 +76,8 @@ async def token_rotate(doing: Doing) -> None:
         await _at_all_nodes(doing, cluster, role)
         credentials.distribute(role)
         doing.tell(f"{cluster.name} shows another token of the role {role}")
+        for node in cluster.running:
+            await _must_say(doing, node, old[-1], "known", "and is in its file still")
         await asyncio.sleep(NOTICED_S)
         credentials.accepted[role] = credentials.accepted[role][len(old) :]
         credentials.removed_ns = doing.world.kernel.now_ns

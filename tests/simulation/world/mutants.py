@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from tests.simulation.world import mutants_credentials as credentials
 from tests.simulation.world import mutants_queues as queues
 from tests.simulation.world import mutants_replicas as replicas
 from tests.simulation.world import mutants_told as told
@@ -31,10 +32,12 @@ class Draw(NamedTuple):
     seconds: float = 10.0
     nodes: tuple[int, ...] = (1, 1)
     one_way: bool = False
+    tls: bool = False
+    """With tokens, too."""
 
     def plan(self, seed: int) -> Plan:
         """The plan of a seed."""
-        shape = Shape(self.nodes, 1, self.one_way)
+        shape = Shape(self.nodes, 1, self.one_way, tokens=self.tls, tls=self.tls)
         names = {*KINDS[StepKind.OPERATION], *self.among}
         return drawn(seed, shape=shape, operations=self.operations, acts=self.acts, seconds=self.seconds, among=names)
 
@@ -70,6 +73,11 @@ LED: Final = Draw(("leader-balance", "kill", "sink-suspend", "queue-clear"), 100
 EXPIRED: Final = Draw(("session-expires", "leader-balance", "freeze"), 150, 10, 15, (3, 1))
 ISOLATED: Final = Draw(("cut-off",), 250, 4, 25, (3, 1))
 RESET: Final = Draw(("reset-connections", "lossy-network", "kill"), 150, 16, 15, (3, 1))
+
+ROTATED: Final = Draw(("token-rotate",), 20, 2, 15, tls=True)
+SPOILED: Final = Draw(("token-file-spoil",), 20, 2, 15, tls=True)
+CERTIFIED: Final = Draw(("certificate-spoil",), 20, 4, 15, tls=True)
+RENEWED: Final = Draw(("certificate-renew",), 20, 2, 15, tls=True)
 
 
 class Mutant(NamedTuple):
@@ -132,6 +140,12 @@ MUTANTS: Final = (
     Mutant(queues.asks_one_way_links_for_equality, "world", ONE_WAY),
     Mutant(queues.says_in_sync_where_it_repairs, "equal", QUEUES, 3),
     Mutant(queues.repairs_only_what_is_missing, "world", QUEUES),
+    # tokens and certificates
+    Mutant(credentials.permits_nobody_by_a_spoiled_file, "step token-file-spoil", SPOILED, 2, quick=True),
+    Mutant(credentials.keeps_what_it_granted, "step token-rotate", ROTATED, quick=True),
+    Mutant(credentials.is_silent_about_spoiled_files, "step token-file-spoil", SPOILED, quick=True),
+    Mutant(credentials.takes_any_certificate, "step certificate-spoil", CERTIFIED, 2, quick=True),
+    Mutant(credentials.needs_a_restart_for_certificates, "step certificate-renew", RENEWED, quick=True),
     # what operators are told
     Mutant(told.takes_what_waits_for_acknowledged, "told", CLEARED, 2),
     Mutant(told.is_never_behind, "told", QUEUES, quick=True),
