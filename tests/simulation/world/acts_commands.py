@@ -74,7 +74,7 @@ def _queue_register(doing: Doing) -> Invocation:
     cluster, _ = acts_queues.queue_of(doing)
     acts_queues.delisted_later(doing, cluster, acts_queues.EXTRA)
     begin = doing.chance.choice([["--from", "0"], ["--from", "now"], ["--positions", _positions(doing)]])
-    return Invocation(cluster, [acts_queues.EXTRA, "--filter", doing.chance.choice(acts_queues.FILTERS), *begin])
+    return Invocation(cluster, [acts_queues.EXTRA, "--filter", acts_queues.some_filter(doing), *begin])
 
 
 def _queue_delist(doing: Doing) -> Invocation:
@@ -110,7 +110,7 @@ def _queue_set(doing: Doing) -> Invocation:
     cluster, queue = acts_queues.queue_of(doing)
     acts_queues.default_later(doing, cluster, queue)
     values = doing.chance.choice(
-        [["--filter", doing.chance.choice(acts_queues.FILTERS)], ["--lease", "2s"], ["--overflow", "replay"],
+        [["--filter", acts_queues.some_filter(doing)], ["--lease", "2s"], ["--overflow", "replay"],
          ["--from", "0"], ["--default"], ["--cascade"], ["--object-limit", "3"]]
     )  # fmt: skip
     return Invocation(cluster, [queue, *values, "--yes"])

@@ -18,6 +18,14 @@ BUCKET: Final = "things"
 
 FILTERS: Final = ("any", "block_rtq", "buckettype:default", "bucketprefix:t", "!bucketname:things", "bucketname:things")
 
+MORE_FILTERS: Final = (*FILTERS, "!bucketname:local", "bucketname:local", "!buckettype:newest, !buckettype:reaped")
+"""In worlds whose clients write to a second bucket."""
+
+
+def some_filter(doing: Doing) -> str:
+    """A filter that an operator gives to a queue."""
+    return doing.chance.choice(MORE_FILTERS if doing.world.shape.partial else FILTERS)
+
 
 def kinds(doing: Doing) -> list[str]:
     """The bucket types that clients write to."""
@@ -88,7 +96,7 @@ async def _registered(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     )
     values: dict[str, Any] = chance.choice([{}, {"overflow": "discard"}, {"queue_limit": 20}, {"cascade": True}])
     delisted_later(doing, cluster, queue)
-    filter_ = chance.choice(FILTERS)
+    filter_ = some_filter(doing)
     await act(
         doing,
         cluster,
@@ -204,7 +212,7 @@ async def queue_set(doing: Doing) -> None:
     cluster, queue = queue_of(doing)
     chance = doing.chance
     values: dict[str, Any] = chance.choice(
-        [{"filter": chance.choice(FILTERS)}, {"filter": chance.choice(FILTERS), "from": "0"}, {"from": "0"},
+        [{"filter": some_filter(doing)}, {"filter": some_filter(doing), "from": "0"}, {"from": "0"},
          {"overflow": chance.choice(("replay", "discard"))}, {"queue_limit": chance.choice((1, 10, 1_000))},
          {"object_limit": chance.choice((0, 5))}, {"object_size_limit": chance.choice((0, 100))},
          {"lease_ms": chance.choice((100, 1_000, 30_000))}, {"cascade": chance.random() < 0.5},

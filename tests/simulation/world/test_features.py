@@ -64,3 +64,24 @@ def test_a_key_is_promised_where_filters_and_comparisons_let_it() -> None:
         keys = {key.bucket: key for key in world.workload.keys}
         assert receivers_of(world, keys["things"]) == {"east": ["west"], "west": ["east"]}
         assert receivers_of(world, keys["local"]) == {"east": [], "west": ["east"]}
+
+
+def test_what_a_filter_leaves_out_is_not_sent() -> None:
+    """Neither in real time nor by a full-sync of both sides: of a bucket that the queue of east leaves out, west has
+    what its own clients wrote alone; east has what both wrote."""
+    shape, operations = Shape((1, 1), 1, filters=("!bucketname:local", "any")), set(KINDS[StepKind.OPERATION])
+    plan = drawn("excluded", shape=shape, operations=150, acts=0, seconds=15.0, among=operations)
+    with World(plan.seed, plan.shape) as world:
+        world.oracles = oracles.all_of(world)
+        world.start()
+        world.prepare()
+        world.perform(plan.steps)
+        world.wait_until_quiet(300.0)
+        assert [what for oracle in world.oracles for what in oracle.judge(world)] == []
+        found: dict[str, set[str]] = {"east": set(), "west": set()}
+        for key, done in world.history.keys.items():
+            writers = {each.value: each.cluster for each in done if each.value}
+            for read in done:
+                if key.bucket == "local" and read.session.startswith("final-"):
+                    found[read.cluster] |= {writers[value] for value in read.values}
+        assert found == {"east": {"east", "west"}, "west": {"west"}}
