@@ -157,17 +157,19 @@ class BacklogCounter:
             while offset < one.end:
                 try:
                     rows = read_changes(self._store, one.window, offset, STEP_ROWS)
-                except DamagedChange:  # what lies behind it is not known until it is repaired
-                    return found, False, {}
+                except DamagedChange as error:
+                    if not one.window.passes_over(error.offset):
+                        return found, False, {}  # what lies behind it is not known yet
+                    rows, after = list(error.before), error.offset + 1
+                else:
+                    after = rows[-1].offset + 1 if len(rows) == STEP_ROWS else one.end
                 times |= {
                     row.offset: row.time_ms for row in rows if row.offset < one.end and one.window.offers_row(row)
                 }
                 room -= len(rows)
-                if len(rows) < STEP_ROWS:
-                    break
-                if room < 0:
+                if room < 0 and after < one.end:
                     return found, False, {}
-                offset = rows[-1].offset + 1
+                offset = after
         return found, True, {one.window.partition: self._store.applied(one.window.partition).offset for one in unread}
 
 

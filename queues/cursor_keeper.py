@@ -17,7 +17,7 @@ import structlog
 from isthmus.queues.cursor_decisions import dated_from_first, ends_a_gap
 from isthmus.queues.cursors import CursorPosition, CursorState, encode_soft, encode_state, position_of
 from isthmus.queues.gaps import QueueGap, with_gap, without
-from isthmus.queues.object_reader import read_changes
+from isthmus.queues.object_reader import read_changes, sound_changes
 from isthmus.queues.queue_documents import CLEARED, OFFER_CHANGED, CursorCommand, execute, with_filter_gap
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.sink_shares import KeyRange
@@ -25,7 +25,7 @@ from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
 from isthmus.repl.model.ports import CursorWriter, TimeSource
-from isthmus.repl.store.port import Store
+from isthmus.repl.store.port import DamagedChange, Store
 
 log = structlog.get_logger(__name__)
 
@@ -181,7 +181,7 @@ class CursorKeeper:
         if window is None or grew is None:
             return state
         loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self._pool, self._store.changes, partition, grew.start, SINCE_ROWS)
+        rows = await loop.run_in_executor(self._pool, sound_changes, self._store, window, grew.start, SINCE_ROWS)
         now = dict(queue.machine.wanted_cursors(self._time.wall_ms())).get(partition)
         if now is None or queue.machine.windows.get(partition) is not window or not ends_a_gap(window.state, now):
             return None
@@ -221,10 +221,14 @@ class CursorKeeper:
         if start <= cursor or not window.offers_some:
             return 0, False
         loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self._pool, read_changes, self._store, window, cursor, SINCE_ROWS)
+        damaged = False
+        try:
+            rows = await loop.run_in_executor(self._pool, read_changes, self._store, window, cursor, SINCE_ROWS)
+        except DamagedChange as error:
+            rows, damaged = list(error.before), error.offset < start
         dropped = [row for row in rows if row.offset < start]
         since_ms = min((row.time_ms for row in dropped), default=0)
-        return since_ms, len(dropped) == SINCE_ROWS or any(map(window.offers_row, dropped))
+        return since_ms, damaged or len(dropped) == SINCE_ROWS or any(map(window.offers_row, dropped))
 
     async def _start_of(self, partition: int, command: CursorCommand, applied: int, present: int) -> int:
         """The offset to which `command` moves the cursor; `present` where it does not concern the partition."""

@@ -209,17 +209,20 @@ class _Reading:
             rows: Sequence[Change] = await loop.run_in_executor(
                 self._pool, read_changes, self._store, self.window, self._offset, limit
             )
-        except DamagedChange as error:  # an unknown number of rows behind it wait, too
+        except DamagedChange as error:
             rows = error.before
-            self._is_done = True
+            if self.window.passes_over(error.offset):
+                self._offset = error.offset + 1
+            else:  # an unknown number of rows behind it wait, too
+                self._is_done = True
         else:
             self._rows_read += len(rows)
             self._is_whole = len(rows) < limit
             self._is_done = self._is_whole or self._rows_read >= ROWS_MAX
+            if rows:
+                self._offset = rows[-1].offset + 1
         for row in self.window.unsettled(rows):
             self._found.setdefault((row.bucket, row.key), row)
-        if rows:
-            self._offset = rows[-1].offset + 1
 
     def _still_waiting(self) -> list[Change]:
         return self.window.unsettled(list(self._found.values()))

@@ -71,6 +71,8 @@ class Counts:
     batches: int = 0
     late: int = 0
     refused: int = 0
+    undecoded: int = 0
+    """Rows of the change index that could not be decoded and were passed over into a gap."""
     outcomes: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Applied, merged, superseded, rejected at the sink, in real time, as far as it sends them."""
 

@@ -67,7 +67,8 @@ BULK_PAUSE_MS: Final = 1_000
 fetch waits for that, because real time would wait with it."""
 
 DAMAGED_ROW_PAUSE_S: Final = 5.0
-"""Pause before a damaged change row is read again: to repair it, all rows of its partition are read."""
+"""Pause before a damaged change row is read again: to repair it, all rows of its partition are read. If it is damaged
+still, it is passed over: what waits behind it is worth more than one change that full-sync brings, too."""
 
 DIFFERING_MAX: Final = 64
 """Sink nodes whose differing properties are kept, the newest."""
@@ -503,7 +504,10 @@ class QueueServer:
             )
         except DamagedChange as error:
             if not error.before:
-                await self._wait_for_repair(window, error)
+                if window.waits_for_row(error.offset):
+                    await self._wait_for_repair(window, error)
+                else:
+                    await self._pass_over(window, error)
                 return
             rows, limit = error.before, len(error.before)  # the next read begins at the damaged row
         except Exception as error:
@@ -523,11 +527,38 @@ class QueueServer:
         self.wake()
 
     async def _wait_for_repair(self, window: Window, error: DamagedChange) -> None:
-        """Have a damaged change row repaired, and read it again after a pause: skipping it would lose a change."""
+        """Have a damaged change row repaired, and read it again after a pause: most are repaired by then."""
         log.error("queue.change_row_damaged", queue=self.settings.name, partition=window.partition, offset=error.offset)
-        window.block_refill(f"waits until a damaged row is mended: {error}")
+        window.block_refill(error.offset, f"waits until a damaged row is mended: {error}")
         window.damage_listener.on_damaged_row(window.partition, None)
         await asyncio.sleep(DAMAGED_ROW_PAUSE_S)
         window.fail_refill()
         if not self.closed:
             self.refill()
+
+    async def _pass_over(self, window: Window, error: DamagedChange) -> None:
+        """Leave a change row that was not repaired in a gap of its own, and read on behind it."""
+        if not window.passes_over(error.offset):
+            self.machine.counts.undecoded += 1
+            log.warning(
+                "queue.change_row_passed_over",
+                queue=self.settings.name,
+                partition=window.partition,
+                offset=error.offset,
+                reason=str(error),
+            )
+        now_ms = self._time.wall_ms()
+        try:
+            below_s, above_s = await asyncio.get_running_loop().run_in_executor(
+                self._pool, self._store.seconds_around, window.partition, error.offset
+            )
+        except IsthmusError:  # the times are for people
+            below_s = above_s = None
+        from_ms = 0 if below_s is None else below_s * 1000
+        upto_ms = now_ms if above_s is None else above_s * 1000 + 999
+        try:
+            window.pass_over_row(error.offset, from_ms, upto_ms, f"{error}, and was not mended")
+        except Exception as bug:  # noqa: BLE001 -- see SourceQueue.on_failed
+            self.machine.window_failed(window, bug)
+        self.refill()
+        self.wake()

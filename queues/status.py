@@ -66,6 +66,12 @@ HELP: Final[Mapping[str, Family]] = {
         "queues",
         ("queue",),
     ),
+    "isthmus_queue_rows_passed_over_total": Family(
+        "Rows of the change index that cannot be decoded and were not mended in time; each lies in a gap.",
+        "rows",
+        "queues",
+        ("queue",),
+    ),
     "isthmus_queue_ledger_off": Family(
         "Changes by which a ledger did not balance; anything but 0 is a bug.", "changes", "queues", ("queue",)
     ),
@@ -312,6 +318,7 @@ def samples_of(queue: QueueServer, node: str, time: TimeSource, live: Collection
         ("isthmus_queue_refused_acknowledgements_total", counts.refused),
         ("isthmus_queue_publishing_suspended", float(machine.publishing_suspended is not None)),
         ("isthmus_queue_given_up_total", ledger.given_up),
+        ("isthmus_queue_rows_passed_over_total", counts.undecoded),
         ("isthmus_queue_ledger_off", queue.ledger_off),
         ("isthmus_queue_gaps", gap_count(queue, node, live)),
         ("isthmus_queue_throttled_seconds_total", queue.throttle.throttled_ms / 1000),

@@ -102,12 +102,12 @@ class Window:
     """The window of one queue over one partition; `cursor` <= `scan` <= `applied` are offsets."""
 
     __slots__ = (
-        "_blocked", "_bucket_rule", "_claimed_end", "_discarding", "_fresh", "_in_flight", "_last_served", "_moved",
-        "_pending_gaps", "_refill_goal", "_refused_gaps", "_returned", "_served", "_settled_places", "_settled_rows",
-        "_skip_ranges", "_skip_rows", "_tail", "_waiting", "applied", "backfill_end", "base", "bucket_type", "budget",
-        "complete_from", "cursor", "damage_listener", "held_back", "key_range", "ledger", "ledger_started", "origins",
-        "owner_version", "partition", "reading", "refilling", "saved", "scan", "state", "tracking", "unreadable",
-        "waiting",
+        "_awaited_row", "_blocked", "_bucket_rule", "_claimed_end", "_discarding", "_fresh", "_in_flight",
+        "_last_served", "_moved", "_pending_gaps", "_refill_goal", "_refused_gaps", "_returned", "_served",
+        "_settled_places", "_settled_rows", "_skip_ranges", "_skip_rows", "_tail", "_undecoded_count", "_waiting",
+        "applied", "backfill_end", "base", "bucket_type", "budget", "complete_from", "cursor", "damage_listener",
+        "held_back", "key_range", "ledger", "ledger_started", "origins", "owner_version", "partition", "reading",
+        "refilling", "saved", "scan", "state", "tracking", "unreadable", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -154,6 +154,10 @@ class Window:
         self.refilling = False
         self.unreadable = ""
         """Why the change row at `scan` cannot be decoded, while it is being repaired; else ""."""
+        self._awaited_row = -1
+        """The last change row whose repair was waited for."""
+        self._undecoded_count = 0
+        """Change rows passed over since the ledger last balanced: some of these changes may have been counted."""
         self._bucket_rule = None if filter_ is None else BucketRule(filter_, bucket_type)
         self._skip_ranges = tuple((g.start, g.end) for g in position.state.gaps if g.end > position.cursor)
         """Ranges of gaps in which nothing is offered."""
@@ -464,25 +468,50 @@ class Window:
         self.reading = self.refilling = False
         self._tail = []
 
-    def block_refill(self, unreadable: str) -> None:
-        """The first row of the read cannot be decoded: the window stays stopped below it, and reads nothing until
-        `fail_refill`."""
-        self.refilling, self.unreadable = False, unreadable
+    def block_refill(self, row: int, unreadable: str) -> None:
+        """The first row of the read, at offset `row`, cannot be decoded: the window stays stopped below it while it is
+        being repaired, and reads nothing until `fail_refill`."""
+        self.refilling, self.unreadable, self._awaited_row = False, unreadable, row
         self._tail = []
+
+    def waits_for_row(self, row: int) -> bool:
+        """Whether the repair of a change row that cannot be decoded is to be waited for: once, and not in a gap."""
+        return row != self._awaited_row and not self.passes_over(row)
+
+    def passes_over(self, row: int) -> bool:
+        """Whether the offset lies in a gap, recorded or not."""
+        return self.in_recorded_gap(row) or any(gap.start <= row < gap.end for gap in self._refused_gaps)
+
+    def pass_over_row(self, row: int, from_ms: int, upto_ms: int, reason: str) -> None:
+        """The first row of the read, at offset `row`, cannot be decoded: it becomes a gap of its own, and the rows
+        behind it are read next. Whether the queue offers its change is not known, so the gap counts none."""
+        if not self.refilling:
+            self.fail_refill()
+            return
+        if self.offers_some and not self.passes_over(row):
+            gap = QueueGap(row, row + 1, from_ms, upto_ms, 0, UNREADABLE, "", reason)
+            self._refused_gaps = with_gap(self._refused_gaps, gap)
+        self._settled_rows.add(row)  # not lost, if it is repaired later
+        self._undecoded_count += 1
+        self._finish_refill((), row + 1)
 
     def finish_refill(self, rows: Sequence[Change], limit: int) -> None:
         """Add the rows read from `scan` on since `begin_refill`; fewer than `limit` mean that there were no more.
 
         Rows at or above `applied` are ignored: their entries are added by `add` later.
         """
+        upto = self._refill_goal if len(rows) < limit else self.scan
+        if rows:
+            upto = max(upto, rows[-1].offset + 1)
+        self._finish_refill(rows, upto)
+
+    def _finish_refill(self, rows: Sequence[Change], upto: int) -> None:
+        """Add the rows that were read; all below `upto` are among them."""
         self.reading = False
         self.unreadable = ""
         if not self.refilling:
             return
         tail, self._tail, self.refilling = self._tail, [], False
-        upto = self._refill_goal if len(rows) < limit else self.scan
-        if rows:
-            upto = max(upto, rows[-1].offset + 1)
         upto = min(upto, self.applied)
         for row in rows:
             offset = row.offset
@@ -532,7 +561,10 @@ class Window:
                 ledger.found -= difference
                 return
         if difference >= 0:
-            ledger.collapsed_unseen += difference
+            passed_over = min(difference, self._undecoded_count)
+            self._undecoded_count = 0
+            ledger.given_up += passed_over
+            ledger.collapsed_unseen += difference - passed_over
         else:
             ledger.unbalanced -= difference
             ledger.found -= difference

@@ -8,7 +8,6 @@ ensures that one process opens the directory.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -41,7 +40,7 @@ from isthmus.repl.shortage import lacks_descriptors
 
 RESERVE_BYTES: Final = 128 * 1024 * 1024
 """Free space below which no write is accepted: the log's next file (64 MB) and the store's next table (64 MB) still
-fit, so that accepted writes can be written, applied and trimmed. `append` itself refuses at half of it, barriers apart:
+fit, so that accepted writes can be written, applied and trimmed. `append` itself refuses at half of it, but no barrier:
 without them no replica could lead, and nobody could read."""
 
 BARRIERS_BYTES: Final = 1024 * 1024
@@ -49,13 +48,6 @@ BARRIERS_BYTES: Final = 1024 * 1024
 
 ENTRY_BYTES_MAX: Final = MAX_BODY_BYTES - 4096
 """Maximum length of an entry; a longer one does not fit into a frame and is refused as too large."""
-
-ADVICE: Final[Mapping[int, str]] = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "raise the quota of the node's user, or free some space",
-    errno.EROFS: "mount the file system for writing",
-}
-"""What an operator does about a failed write, by its error."""
 
 _EPOCH: Final = itemgetter(Entry._fields.index("epoch"))
 _OFFSET: Final = itemgetter(Entry._fields.index("offset"))
@@ -197,8 +189,7 @@ class FileLog:
     def _fail(self, error: Exception) -> None:
         fault = error
         if isinstance(error, OSError):
-            advice = ADVICE.get(error.errno or 0, "check the disk")
-            fault = LocalFault(f"the log cannot be written: {error}; {advice}, then start the node again")
+            fault = LocalFault(f"the log cannot be written: {error}; check the disk, then start the node again")
             fault.__cause__ = error
         with self._failure_lock:
             if self._failure is not None:
@@ -253,8 +244,7 @@ class FileLog:
         if max(lengths) > ENTRY_BYTES_MAX:
             raise TooLarge(f"an entry of {max(lengths)} bytes; the log takes {ENTRY_BYTES_MAX}")
         size_bytes = sum(lengths)
-        reserve_bytes = 0 if entries[0].kind == EntryKind.BARRIER else self._reserve_bytes // 2
-        if not self._fits(size_bytes, reserve_bytes):
+        if entries[0].kind != EntryKind.BARRIER and not self._fits(size_bytes, self._reserve_bytes // 2):
             raise OutOfStorage("the disk of the log is full: free some space, or lower replication.log_size")
         runs: list[EncodedRun] = []
         at = 0
@@ -433,6 +423,7 @@ class FileLog:
         if self._closed:
             return
         self._closed = True
+        self._writer.closing.set()
         self._writer.queue.put([Stop()])
         for thread in self._threads:
             thread.join()

@@ -6,12 +6,17 @@ While small frames are written and synced one by one, the file is preallocated b
 One thread at a time uses it (the log's writer, or the thread that opens the log), except for `sync`. Every call may
 raise OSError; after one did, all others do, since a sync after a failed one proves nothing (docs/protocol.md H34). It
 knows positions and syncs; the contents of frames are the caller's.
+
+A write or sync that finds the disk short of something (`repl.shortage`) raises StorageShort, also in its middle, and so
+does all that follows, until `mend` has brought the file back to what it was before: nothing of the refused write is
+left, and what no sync has confirmed is written and synced again. It is what a start does to the end of the log.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +35,7 @@ from isthmus.repl.replog.frames import (
 )
 from isthmus.repl.replog.index import LogFile, LogIndex, states
 from isthmus.repl.replog.names import log_path, new_path
+from isthmus.repl.replog.reader import LogFileReader
 from isthmus.repl.shortage import SHORTAGES, is_shortage
 
 REWRITE_BYTES: Final = 1024 * 1024
@@ -48,6 +54,13 @@ SMALL_FRAME_BYTES: Final = 32 * 1024
 NOT_PREALLOCATED: Final = NOT_KNOWN | SHORTAGES | {errno.EFBIG}
 """Errors of a preallocation that are no failure: the file then grows with its frames, as long as they fit."""
 
+ADVICE: Final[Mapping[int, str]] = {
+    errno.ENOSPC: ": free some space",
+    errno.EDQUOT: ": raise the quota of the node's user, or free some space",
+    errno.EROFS: ": mount the file system for writing",
+}
+"""What an operator does about a write that was refused, by its error."""
+
 
 class LogTail:
     """Writes the newest file of the log. Times are seconds, sizes bytes."""
@@ -64,6 +77,10 @@ class LogTail:
         self._file = LogFile(0, directory, None, 0)
         self._sync_lock = machine().lock()
         self._failed = False
+        self.short = ""
+        """What the log's disk is short of, as a clause for operators, from a refused write or sync until `mend`; ""."""
+        self._unfinished: list[Path] = []
+        """Names that a next file may have which was not begun after all."""
         self.end = LogPosition(0, 0)
         """Position of the next frame."""
         self.durable = LogPosition(0, 0)
@@ -88,32 +105,77 @@ class LogTail:
         if file.disk_bytes > file.size_bytes:
             self._io.truncate(fd, file.size_bytes)
             file.disk_bytes = file.size_bytes
-        position = durable.position if durable.sequence == file.sequence else 0
-        while position < file.size_bytes:
-            data = self._io.pread(fd, min(REWRITE_BYTES, file.size_bytes - position), position)
-            self._io.pwritev(fd, [data], position)
-            position += len(data)
+        self._rewrite(fd, durable.position if durable.sequence == file.sequence else 0)
         self._io.fsync(fd)
         self._io.sync_directory(self._directory)
         self.durable = self.end = LogPosition(file.sequence, file.size_bytes)
         self.marked = marked
 
-    def _check_never_failed(self) -> None:
+    def _check_usable(self) -> None:
         if self._failed:
             raise OSError(errno.EIO, "an earlier write or sync of the log failed")
+        if self.short:
+            raise StorageShort(self.short)
+
+    def _note(self, error: OSError) -> None:
+        """A write or sync failed: finally, or (raises StorageShort) until the disk is not short any more."""
+        if not is_shortage(error):
+            self._failed = True
+            return
+        self.short = f"the log cannot be written: {error.strerror}{ADVICE.get(error.errno or 0, '')}"
+        raise StorageShort(self.short) from error
+
+    def mend(self) -> None:
+        """After a StorageShort: leave nothing of what was refused, and bring to disk what no sync has confirmed, from
+        the page cache. Raises StorageShort while the disk is short, OSError, and Corruption where such bytes are lost.
+        """
+        with self._sync_lock:
+            if self._failed:
+                raise OSError(errno.EIO, "an earlier write or sync of the log failed")
+            try:
+                for path in self._unfinished:
+                    with suppress(FileNotFoundError):
+                        self._io.unlink(path)
+                if self._unfinished:
+                    self._io.sync_directory(self._directory)
+                    self._unfinished.clear()
+                if self._fd is not None:
+                    self._restore(self._fd)
+            except OSError as error:
+                self._note(error)
+                raise
+            self.short = ""
+
+    def _restore(self, fd: int) -> None:
+        file, position = self._file, self.durable.position
+        self._io.truncate(fd, file.size_bytes)
+        file.disk_bytes = file.size_bytes
+        if position < file.size_bytes:
+            with LogFileReader(self._io, file) as reader:
+                for _ in reader.frames(position):  # it must be what was written: the kernel may have dropped it
+                    pass
+        self._rewrite(fd, position)
+        self._io.fsync(fd)
+        self.durable = self.end
+
+    def _rewrite(self, fd: int, position: int) -> None:
+        while position < self._file.size_bytes:
+            data = self._io.pread(fd, min(REWRITE_BYTES, self._file.size_bytes - position), position)
+            self._io.pwritev(fd, [data], position)
+            position += len(data)
 
     def roll(self) -> None:
         """Sync and leave the file, and start the next with the state of every partition.
 
         The file gets its name when it is on disk, and the name is on disk before anything else is written into it
-        (H37). Raises StorageShort when it cannot be created now: the file before goes on then, and nothing failed.
+        (H37). Raises StorageShort when it cannot be begun now: the file before goes on then, after `mend` if `short`.
         """
         self.seal()
-        self._check_never_failed()
+        self._check_usable()
         try:
             self._begin_file()
-        except OSError:
-            self._failed = True
+        except OSError as error:
+            self._note(error)
             raise
 
     def _begin_file(self) -> None:
@@ -124,9 +186,14 @@ class LogTail:
         count = len(self._index.partitions)
         frame = self._frame(b"".join(self._state_runs()), count, FILE_HEADER_BYTES, salt, complete=True)
         fd = self._create(new_path(path), [header, *frame])
-        self._io.fsync(fd)
-        self._io.rename(new_path(path), path)
-        self._io.sync_directory(self._directory)
+        try:
+            self._io.fsync(fd)
+            self._io.rename(new_path(path), path)
+            self._io.sync_directory(self._directory)
+        except OSError:
+            self._unfinished = [new_path(path), path]
+            self._io.close(fd)
+            raise
         with self._sync_lock:
             self.close()
             self._fd = fd
@@ -149,8 +216,10 @@ class LogTail:
             if not is_shortage(error):
                 raise
             if fd is not None:
+                self._unfinished = [path]
                 self._io.close(fd)
                 self._io.unlink(path)
+                self._unfinished.clear()
             raise StorageShort(f"the log's next file cannot be created: {error}") from error
         return fd
 
@@ -184,7 +253,7 @@ class LogTail:
         body = b"".join(runs)
         frame = self._frame(body, count, at.position, salt, complete=complete)
         size_bytes = FRAME_HEADER_BYTES + len(body)
-        self._check_never_failed()
+        self._check_usable()
         try:
             if synced:
                 with self._sync_lock:
@@ -196,12 +265,17 @@ class LogTail:
                         self.durable = self.end
                         return at
             self._io.pwritev(fd, frame, at.position)
-        except OSError:
-            self._failed = True
+        except OSError as error:
+            self._note(error)
             raise
         self._grow(size_bytes)
         if synced:  # a synced write waits for its own bytes only; those before it are not synced yet
-            self.sync()
+            try:
+                self.sync()
+            except StorageShort:  # the caller writes it again
+                with self._sync_lock:
+                    self._file.size_bytes, self.end = at.position, at
+                raise
         return at
 
     def _grow(self, size_bytes: int) -> None:
@@ -220,7 +294,7 @@ class LogTail:
         if allocate_to <= file.disk_bytes or self._preallocation_refused:
             return
         assert fd is not None
-        self._check_never_failed()
+        self._check_usable()
         try:
             self._io.allocate(fd, file.disk_bytes, allocate_to - file.disk_bytes)
         except OSError as error:
@@ -233,8 +307,8 @@ class LogTail:
         file.disk_bytes = allocate_to
         try:
             self._io.fdatasync(fd)
-        except OSError:  # of whatever kind: a sync after a failed one proves nothing
-            self._failed = True
+        except OSError as error:
+            self._note(error)
             raise
 
     def sync(self) -> None:
@@ -260,11 +334,11 @@ class LogTail:
     def _sync(self, fd: int, how: Callable[[int], None]) -> None:
         end = self.end
         began = machine().perf_s()
-        self._check_never_failed()
+        self._check_usable()
         try:
             how(fd)
-        except OSError:
-            self._failed = True
+        except OSError as error:
+            self._note(error)
             raise
         self._synced(began)
         self.durable = end

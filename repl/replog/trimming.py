@@ -57,8 +57,8 @@ def trim(
 ) -> None:
     """Delete the oldest files until `excess_bytes` are free, as far as they are not needed.
 
-    Raises OSError, Corruption when needed entries cannot be read, and StorageShort when a file cannot be opened now:
-    nothing was done then.
+    Raises OSError, Corruption when needed entries cannot be read, and StorageShort when a file cannot be opened,
+    written or removed now: what was not done then is done by a later trim.
     """
     plan = _Plan(budget_bytes=index.files[0].size_bytes // COPY_SHARE)
     for file in index.files[:-1]:
@@ -72,9 +72,12 @@ def trim(
     tail.sync()
     with index.lock:
         del index.files[: len(plan.files)]
-    for file in plan.files:
-        io.unlink(file.path)
-    io.sync_directory(directory)
+    try:
+        _unlink(io, directory, index, plan.files)
+    except OSError as error:
+        if is_shortage(error):  # nothing in them is needed, so a later trim, or the next start, removes what is left
+            raise StorageShort(f"old log files cannot be removed: {error.strerror}") from error
+        raise
 
 
 def _extend(plan: _Plan, io: FileIO, index: LogIndex, file: LogFile, floors: Mapping[int, int]) -> bool:
@@ -105,6 +108,19 @@ def _extend(plan: _Plan, io: FileIO, index: LogIndex, file: LogFile, floors: Map
     plan.copies += copies
     plan.budget_bytes = budget_bytes
     return True
+
+
+def _unlink(io: FileIO, directory: Path, index: LogIndex, files: list[LogFile]) -> None:
+    """Remove files that the index has no more; it gets those back that are still there."""
+    left = list(files)
+    try:
+        while left:
+            io.unlink(left[0].path)
+            del left[0]
+        io.sync_directory(directory)
+    finally:
+        with index.lock:
+            index.files[:0] = left
 
 
 def _opened(io: FileIO, file: LogFile) -> LogFileReader:

@@ -6,15 +6,19 @@ runs in the same thread, so the log does not change under it. In async mode a se
 and the report follows the write alone.
 
 `repl.replog.log` has checked and encoded the entries before.
+
+What cannot be written or synced for want of space, a quota, write access or memory waits, with everything behind it,
+until it can be (`LogTail.mend`); meanwhile `shortage` refuses all that would be queued.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -29,6 +33,8 @@ from isthmus.repl.replog.tail import LogTail
 from isthmus.repl.replog.trimming import trim
 
 log = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
 
 MARK_AFTER_S: Final = 0.5
 """Idle time before a mark is written: long enough that a busy log has none. It is short because until then the last
@@ -51,6 +57,9 @@ Barriers may use the upper half of it."""
 ROLL_AGAIN_S: Final = 1.0
 """Pause before the next file is tried again, after it could not be created. The file before goes on meanwhile; writes
 are refused, so it grows by what was accepted before."""
+
+WRITE_AGAIN_S: Final = 1.0
+"""Pause before a write is tried again that was refused: an operator, or a trim, needs seconds."""
 
 
 CUTS: Final = frozenset((EntryRunKind.TRUNCATE, EntryRunKind.START))
@@ -144,6 +153,10 @@ class LogWriter:
         """What the log is short of, beside bytes, as a clause for operators; "" for nothing. No write is accepted."""
         self.takes_barriers = True
         """False when the shortage leaves nothing for barriers either."""
+        self.closing = machine().event()
+        """Set by the owner before it queues Stop: what cannot be written now is given up."""
+        self._write_refused = ""
+        """Why the last write or sync was refused; "" since one was not."""
         self._roll_refused = ""
         self._roll_after_s = 0.0
         self._log_limit = LogLimit()
@@ -155,7 +168,7 @@ class LogWriter:
         """Handle items until Stop. Raises any error; nothing may be written after it."""
         try:
             if self.roll_first:
-                self._tail.roll()
+                self._patiently(self._tail.roll)
             while True:
                 match self._next():
                     case None:
@@ -176,9 +189,11 @@ class LogWriter:
             self._stopped.set()
 
     def sync_in_background(self) -> None:
-        """The second thread's loop in async mode, until the first thread ends. Raises a sync's error."""
+        """The second thread's loop in async mode, until the first thread ends. Raises a sync's error, but not
+        StorageShort: the first thread mends what this leaves."""
         while not self._stopped.wait(ASYNC_SYNC_S):
-            self._tail.sync()
+            with suppress(StorageShort):
+                self._tail.sync()
 
     def _next(self) -> Item | None:
         held = self._held
@@ -225,7 +240,11 @@ class LogWriter:
             size_bytes += item.size_bytes
         # after a START the store drops what only these entries held
         synced = self._synchronous or any(item.kind is EntryRunKind.START for item in batch)
-        at = self._tail.write(buffers, len(batch), synced=synced)
+        try:
+            at = self._tail.write(buffers, len(batch), synced=synced)
+        except StorageShort as error:
+            self._refused(error)
+            at = self._patiently(lambda: self._tail.write(buffers, len(batch), synced=synced))
         durable: dict[int, int] = {}
         truncated: dict[int, int] = {}
         entries = 0
@@ -247,11 +266,50 @@ class LogWriter:
         self.bytes_written += size_bytes
         self.on_durable(durable, truncated)
         if self._synchronous:  # only now, since it may take longer than the write did
-            self._tail.preallocate(self._tail.end.position - at.position)
+            try:
+                self._tail.preallocate(self._tail.end.position - at.position)
+            except StorageShort as error:
+                self._refused(error)
 
     def _mark_if_idle(self) -> None:
-        if self._tail.durable == self._tail.end:
-            self._tail.mark(synced=self._synchronous)
+        if self._tail.durable == self._tail.end and not self._tail.short:
+            try:
+                self._tail.mark(synced=self._synchronous)
+            except StorageShort as error:
+                self._refused(error)
+
+    def _patiently(self, write: Callable[[], Result]) -> Result:
+        """The result of `write`, tried again while it finds the disk short. Raises its other errors, and StorageShort
+        once the log is closing."""
+        while True:
+            try:
+                if self._tail.short:
+                    self._tail.mend()
+                found = write()
+            except StorageShort as error:
+                self._refused(error)
+                if self.closing.wait(WRITE_AGAIN_S):
+                    raise
+            else:
+                self._write_refused = ""
+                self._measure()  # no more: the index has not taken in yet what was written
+                return found
+
+    def _refused(self, error: StorageShort) -> None:
+        """A write or sync found the disk short: nothing is accepted until one does not."""
+        self._note_short(error)
+        self._write_refused = str(error)
+        self._measure()
+
+    def _mend(self) -> None:
+        """Bring the file back to what it was before a refused write, if that is possible now."""
+        try:
+            self._tail.mend()
+        except StorageShort as error:
+            self._note_short(error)
+            self._write_refused = str(error)
+        else:
+            self._write_refused = ""
 
     def _roll(self) -> bool:
         """Begin the next file. False while it cannot be created: the file goes on, and it is tried again later."""
@@ -261,14 +319,14 @@ class LogWriter:
         try:
             self._tail.roll()
         except StorageShort as error:
-            self._short(error)
+            self._note_short(error)
             self._roll_refused, self._roll_after_s = str(error), now_s + ROLL_AGAIN_S
             self.check_space()
             return False
         self._roll_refused = ""
         return True
 
-    def _short(self, error: StorageShort) -> None:
+    def _note_short(self, error: StorageShort) -> None:
         if (suppressed := self._log_limit.due("short")) is not None:
             log.warning("storage.short", error=str(error), suppressed=suppressed)
 
@@ -280,7 +338,9 @@ class LogWriter:
             if pins:
                 self._free(floors, self._size_limit_bytes * (1 + PINNED_SHARE))
         except StorageShort as error:
-            self._short(error)
+            self._note_short(error)
+            if self._tail.short:
+                self._refused(error)
 
     def _free(self, floors: Mapping[int, int], limit_bytes: int) -> None:
         if self._index.size_bytes() <= limit_bytes:
@@ -299,16 +359,30 @@ class LogWriter:
         )
 
     def _close_file(self) -> None:
-        self._tail.sync()
-        if not self._tail.marked:
-            self._tail.mark(synced=False)
-        self._tail.seal()
+        """Leave the file as the next start needs it; without that it costs the next start a little more. Raises
+        StorageShort where entries are not on disk."""
+        try:
+            if self._tail.short:
+                self._tail.mend()
+            self._tail.sync()
+            if not self._tail.marked:
+                self._tail.mark(synced=False)
+            self._tail.seal()
+        except StorageShort as error:
+            if self._tail.durable != self._tail.end:
+                raise
+            self._note_short(error)
 
     def check_space(self) -> None:
         """Check now what is free; preallocated bytes of the newest file count as free. Raises OSError."""
         self.space_check_queued = False
+        if self._tail.short:
+            self._mend()
         if self._roll_refused:
             self._roll()
+        self._measure()
+
+    def _measure(self) -> None:
         self.free_bytes = self._io.free_bytes(self._directory)
         self.free_inodes = self._io.free_inodes(self._directory)
         self.shortage, self.takes_barriers = self._shortage(self._io.read_only(self._directory))
@@ -320,6 +394,8 @@ class LogWriter:
         """What is short beside bytes, and whether barriers are accepted nevertheless."""
         if read_only:
             return "the log's file system is mounted read-only: mount it for writing again", False
+        if self._write_refused:
+            return self._write_refused, False
         inodes = self.free_inodes
         if inodes is not None and inodes < INODES_RESERVE:
             advice = (

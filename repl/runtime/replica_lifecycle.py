@@ -257,8 +257,9 @@ class ReplicaRemover:
         """Partition -> done when its emptied log is durable."""
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
-        self.condemning: set[int] = set()
-        """Partitions that are being noted as condemned: they must not be opened, whatever a record says now."""
+        self.condemning: dict[int, int] = {}
+        """Partitions that are being noted as condemned, with the next gen: they must not be opened, whatever a record
+        says now. A note that failed is made again in the next turn."""
         self.copies_deleted = 0
 
     def check(self, now_ms: int) -> None:
@@ -276,13 +277,15 @@ class ReplicaRemover:
             partition.deletion_note = f"its copy here is deleted {when}"
             if not left_ms and partition.replica.role is ReplicaRole.IDLE and not self._busy(partition):
                 due.append(partition)
-        if (due or self._identity.condemned()) and (self._task is None or self._task.done()) and not self._stopping:
+        work = due or self.condemning or self._identity.condemned()
+        if work and (self._task is None or self._task.done()) and not self._stopping:
             self._task = asyncio.get_running_loop().create_task(self._remove(due))
 
     async def _remove(self, due: list[Partition]) -> None:
-        steps = [(partition.id, partial(self._confirm_and_condemn, partition)) for partition in due]
-        for number, step in steps:
-            await self._alone(number, step)
+        for number in list(self.condemning):
+            await self._alone(number, partial(self._note_condemned, number))
+        for partition in due:
+            await self._alone(partition.id, partial(self._confirm_and_condemn, partition))
         for number in self._identity.condemned():
             await self._alone(number, partial(self._delete, number))
 
@@ -309,17 +312,20 @@ class ReplicaRemover:
         """Note the copy as condemned, for good, unless `record` or work under way forbids it."""
         if self._named(record, partition) or self._busy(partition) or not partition.removed:
             return
+        self.condemning[partition.id] = log_id
         del self._partitions[partition.id]
         del self._removed_ms[partition.id]
         self._storage.release_memory(partition)
         log.warning("clearing.condemned", partition=partition.id, gen=partition.replica.member.log_id, next_gen=log_id)
-        self.condemning.add(partition.id)
-        await once_possible(self._pool, self._identity.condemn, partition.id, log_id)
-        self.condemning.discard(partition.id)  # not after a failure: the process ends then
+        await self._note_condemned(partition.id)
+
+    async def _note_condemned(self, partition: int) -> None:
+        await once_possible(self._pool, self._identity.condemn, partition, self.condemning[partition])
+        del self.condemning[partition]
         try:
             await self._registrar.register()
         except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:
-            log.warning("clearing.waits", partition=partition.id, error=str(error))
+            log.warning("clearing.waits", partition=partition, error=str(error))
 
     def _busy(self, partition: Partition) -> bool:
         """True while entries or rows of the copy are on their way to log, store or metastore."""
@@ -444,7 +450,7 @@ class ReplicaManager:
         self._open_assigned()
 
     def _open_assigned(self) -> None:
-        self._opener.open_assigned(self._partitions.keys() | self._remover.condemning)
+        self._opener.open_assigned(self._partitions.keys() | self._remover.condemning.keys())
 
     def log_restarted(self, partition: int) -> None:
         """The log of a copy that gets no more events was cut or restarted."""

@@ -83,9 +83,9 @@ class SlotFile:
         return best[1]
 
     def write(self, value: Any) -> None:
-        """Write a value; durable on return. Raises StorageShort when there is no descriptor, inode or space now, and
-        LocalFault when the disk fails: after a sync that failed, nothing may be tried again (docs/protocol.md H34). The
-        previous value is kept."""
+        """Write a value; durable on return. Raises StorageShort when there is no descriptor, inode or space now, also
+        for the sync, and LocalFault when the disk fails. The previous value is kept: the next write overwrites and
+        syncs the same slot, all of it, so that nothing rests on a sync that failed (docs/protocol.md H34)."""
         sequence = self._sequence + 1
         path = self._paths[sequence % 2]
         body: bytes = msgpack.packb(value)
@@ -94,16 +94,13 @@ class SlotFile:
         data = _HEAD.pack(_MAGIC, sequence, len(body), xxh64_intdigest(seed + body)) + body
         try:
             fd = self._overwritten(path, data)
-        except OSError as error:
-            kind = StorageShort if is_shortage(error) else LocalFault
-            raise kind(f"cannot write {path}: {error.strerror}") from error
-        try:
             os.fsync(fd)
             if not self._named:
                 sync_directory(self._directory)
                 self._named = all(each.exists() for each in self._paths)
         except OSError as error:
-            raise LocalFault(f"cannot write {path}: {error.strerror}") from error
+            kind = StorageShort if is_shortage(error) else LocalFault
+            raise kind(f"cannot write {path}: {error.strerror}") from error
         self._sequence = sequence
 
     def _overwritten(self, path: Path, data: bytes) -> int:

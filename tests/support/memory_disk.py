@@ -172,6 +172,9 @@ class MemoryDisk:
             raise ProcessKilled(errno.EIO, "the process was killed")
         error = self.fault(what)
         if error is not None:
+            if write is not None and self.tear_write:
+                file, (position, data) = write
+                file.change(Write(position, data[: len(data) // 2]))
             raise error
 
     def _names_changed(self) -> None:
@@ -272,6 +275,8 @@ class MemoryDisk:
     def unlink(self, path: Path) -> None:
         with self.lock:
             self._step(f"unlink {path.name}")
+            if path.name not in self.files:
+                raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
             del self.files[path.name]
             self._names_changed()
 

@@ -422,6 +422,7 @@ async def test_a_copy_that_cannot_be_opened_or_deleted_leaves_the_others(logged:
 
     remover: Any = SimpleNamespace(
         _identity=SimpleNamespace(condemned=lambda: [5, 6]),
+        condemning={},
         _confirm_and_condemn=removes,
         _delete=removes,
         _events=events,

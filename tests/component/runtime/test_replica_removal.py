@@ -9,6 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from isthmus.repl.metastore.port import Ambiguous, VersionConflict
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
@@ -138,6 +140,38 @@ async def test_a_replica_is_recreated_although_its_deletion_was_not_registered(
         assert copy.log_id == left.identity.log_ids()[0] != log_id
         assert (await left.metastore.registrations())[leaver].log_id_of(0) == copy.log_id
         assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
+
+
+@pytest.mark.logs_errors("clearing.bug")
+async def test_a_condemnation_that_could_not_be_noted_is_noted_by_a_later_turn(
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision stands: the replica is gone from the node, is not opened by a record that names it meanwhile, and is
+    deleted and created again once the note is made."""
+
+    async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
+        await write(t, 5)
+        newcomer, leaver = other_nodes(t)
+        left = t.members[leaver]
+        log_id = left.partition().replica.member.log_id
+        condemn, tried = left.identity.condemn, threading.Event()
+
+        def bad(*_: int) -> None:
+            tried.set()
+            raise RuntimeError("made up by a test")
+
+        monkeypatch.setattr(left.identity, "condemn", bad)
+        await change(t, (newcomer,), (leaver,))
+        await changed(t, *({*t.members} - {leaver}))
+        await eventually(tried.is_set)
+        await change(t, (leaver,), ())
+        await eventually(lambda: leaver in left.controller.records[0].replicas)
+        assert 0 not in left.runtime.partitions
+        assert left.identity.partitions() == [0]
+        monkeypatch.setattr(left.identity, "condemn", condemn)
+        await changed(t, *t.members)
+        await t.level()
+        assert left.partition().replica.member.log_id != log_id
 
 
 async def test_a_replica_reassigned_within_the_grace_time_is_kept(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from isthmus.config.loader import load_file
 from isthmus.node.backup import create as creating
 from isthmus.node.backup import restore as restoring
+from isthmus.node.backup.manifest import INCOMPLETE
 from isthmus.node.services import wiring
 from isthmus.repl import machine as product_machine
 from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, Retryable
@@ -38,9 +39,9 @@ PROGRESS_S: Final = 0.05
 
 
 def _backups(doing: Doing, node: WorldNode) -> list[Path]:
-    """The backups of a node, the oldest first."""
+    """The complete backups of a node, the oldest first."""
     place = doing.world.directory / "backups"
-    return sorted(place.glob(f"{node.name}.*")) if place.is_dir() else []
+    return sorted(each for each in place.glob(f"{node.name}.*") if each.suffix != INCOMPLETE)
 
 
 async def _backed_up(doing: Doing, node: WorldNode) -> Path | None:

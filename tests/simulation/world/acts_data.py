@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -9,10 +10,15 @@ from tests.simulation.world.acts_queues import BUCKET, kinds, receivers
 from tests.simulation.world.admin import act, look
 from tests.simulation.world.clusters import WorldCluster
 from tests.simulation.world.history import Erasure
+from tests.simulation.world.sessions import RawSession
 from tests.simulation.world.steps import Doing, StepKind, step
 
 PAGES_MAX: Final = 50
 """Pages of a fold of one partition; the keys of a world fit into a few."""
+
+LARGE_BYTES: Final = 60_000
+LARGE_COUNT: Final = 30
+"""Together nearly twice what the log of a node keeps (`clusters.TEMPLATE`)."""
 
 FOLD: Final = "POST /admin/folds"
 
@@ -99,3 +105,24 @@ async def kv_reap(doing: Doing) -> None:
     kind, key = doing.chance.choice(kinds(doing)), f"k{doing.chance.randrange(6)}"
     reaped(doing, [kind])
     await act(doing, doing.cluster(), "/admin/reaps", bucket_type=kind, bucket=BUCKET, key=key)
+
+
+@step(StepKind.ACT, weight=2)
+async def write_much(doing: Doing) -> None:
+    """A client writes more than the logs keep, so that their oldest files go."""
+    writing = doing.world.clients.loop.create_task(_write_much(doing), name=doing.name)
+    while not writing.done():
+        await asyncio.sleep(0.1)
+    writing.result()
+
+
+async def _write_much(doing: Doing) -> None:
+    workload = doing.world.workload
+    session = doing.chance.choice([each for each in workload.sessions if isinstance(each, RawSession)])
+    async with session.lock:
+        for _ in range(LARGE_COUNT):
+            key = doing.chance.choice(workload.keys)
+            await session.read(key)
+            value = session.value(doing.chance)._replace(padding=LARGE_BYTES)
+            known = session.known.get(key)
+            await session.put(key, value, known[-1] if known else None)

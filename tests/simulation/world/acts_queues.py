@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from tests.simulation.world.admin import act, insist, look
+from isthmus.queues.queue_documents import path_of
+from tests.simulation.world.admin import WrongAnswer, act, insist, look
 from tests.simulation.world.clusters import WorldCluster
 from tests.simulation.world.history import Scope
 from tests.simulation.world.steps import Doing, StepKind, step
@@ -15,6 +16,9 @@ EXTRA: Final = "extra"
 
 BUCKET: Final = "things"
 """The bucket that clients write to."""
+
+EMPTY: Final = frozenset((b"", b"{}", b'{"suspensions":[]}', b'{"lost":[]}', b'{"held":[]}'))
+"""Documents of a queue that hold nothing."""
 
 FILTERS: Final = ("any", "block_rtq", "buckettype:default", "bucketprefix:t", "!bucketname:things", "bucketname:things")
 
@@ -97,16 +101,28 @@ async def _registered(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     values: dict[str, Any] = chance.choice([{}, {"overflow": "discard"}, {"queue_limit": 20}, {"cascade": True}])
     delisted_later(doing, cluster, queue)
     filter_ = some_filter(doing)
-    await act(
-        doing,
-        cluster,
-        "/admin/queues/register",
-        name=queue,
-        filter=filter_,
-        allowed={"bad-input"},  # there is one of this name
-        **begin,
-        **values,
-    )
+    await _register(doing, cluster, name=queue, filter=filter_, **begin, **values)
+
+
+async def _register(doing: Doing, cluster: WorldCluster, /, **values: Any) -> None:
+    """A queue, unless there is one of this name. Raises WrongAnswer if it begins with what an earlier one left."""
+    name = values["name"]
+    before = _left(cluster, name)
+    answer = await act(doing, cluster, "/admin/queues/register", allowed={"bad-input"}, **values)
+    if answer is not None and answer.done and (same := before & _left(cluster, values["name"])):
+        raise WrongAnswer(
+            f"{cluster.name}: queue {values['name']} is registered, and has what was left: {sorted(same)}"
+        )
+
+
+def _left(cluster: WorldCluster, queue: str) -> set[tuple[str, int, int, bytes]]:
+    """The documents of operators and losses of a queue: (name, creation, version, value)."""
+    found = set()
+    for what in ("suspension", "limits", "rates", "lost", "held"):
+        read = cluster.ensemble.tree.read(f"/isthmus/{cluster.name}{path_of(queue, what)}")
+        if read is not None and read[0] not in EMPTY:
+            found.add((what, read[1].czxid, read[1].version, read[0]))
+    return found
 
 
 def delisted_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
@@ -127,12 +143,8 @@ async def queue_delist(doing: Doing) -> None:
     registered_later(doing, cluster, queue)
     await act(doing, cluster, _path(queue, "delist"), allowed={"bad-input"})
     await asyncio.sleep(doing.chance.choice((0.5, 5.0, 10.0)))
-    values = {
-        "name": queue,
-        "filter": doing.world.shape.filter_of(cluster.name),
-        "from": doing.chance.choice(("now", "0")),
-    }
-    await act(doing, cluster, "/admin/queues/register", **values, allowed={"bad-input"})
+    begin = {"from": doing.chance.choice(("now", "0"))}
+    await _register(doing, cluster, name=queue, filter=doing.world.shape.filter_of(cluster.name), **begin)
 
 
 def registered_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:

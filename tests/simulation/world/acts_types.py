@@ -35,7 +35,7 @@ PROPERTIES: Final[tuple[dict[str, Any], ...]] = (
     {"delete_mode": 3_000},
     {"delete_mode": 2_000, "repl_reap": True},
     {"max_siblings": 50},
-    {"max_object_size": 1_000_000},
+    {"max_object_size": 1_000},
     {"warn_siblings": 1, "warn_object_size": 10},
 )
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 RESTART_S: Final = (0.2, 1.0, 3.0, 8.0, 20.0)
 """After these times a service manager, or the machine's boot, starts the process again."""
 
+CRASHES_S: Final = 3.0
+"""Within this time a process of a crash loop ends."""
+
 FROZEN_S: Final = (0.3, 2.0, 5.0, 12.0, 30.0)
 """Shorter and longer than the time-outs of links and sessions."""
 
@@ -74,6 +77,21 @@ async def kill(doing: Doing) -> None:
     if node is not None:
         node.machine.kill()
         await for_a_while(doing, f"{node.name} is killed", lambda: start_again(node), doing.chance.choice(RESTART_S))
+
+
+@step(StepKind.FAULT, weight=1)
+async def crash_loop(doing: Doing) -> None:
+    """A process ends again and again, soon after it began."""
+    node = doing.node(running)
+    if node is None:
+        return
+    what = f"{node.name} ends again and again"
+    for _ in range(doing.chance.randint(2, 5)):
+        node.machine.kill()
+        await for_a_while(doing, what, lambda: start_again(node), RESTART_S[0])
+        await asyncio.sleep(doing.chance.random() * CRASHES_S)
+        if not node.running:
+            return
 
 
 @step(StepKind.FAULT, weight=1)

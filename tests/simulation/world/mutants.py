@@ -3,6 +3,22 @@
 Each is a function that puts the defect in by patching the product's class; its docstring names the wrong behaviour, and
 the rule that it breaks. `MUTANTS` says which oracle finds it, in which kind of world, and within how many seeds. A
 defect that no seed shows means that an act, a fault or an oracle is missing.
+
+Some defects need a moment that hardly any seed has. They have tests of their own, which put the moment in by hand:
+
+    a merge that keeps nothing (R-KEEP)           tests/simulation/mesh/test_convergence.py
+    a follower in sync before it has caught up    tests/simulation/cluster, tests/unit/repl/isr/replica
+    an acknowledgement of a refused run           tests/unit/repl/isr/test_pair_stream.py
+    a read confirmed by an earlier round          tests/unit/repl/isr/read_index
+    a repeated request over a pending reap        tests/unit/repl/coordinator/write_batch/test_repeated_requests.py
+    a forwarded write without an answer, refused  tests/unit/repl/coordinator/test_forwarding.py
+    a reaped tombstone that is not recalled       tests/unit/repl/coordinator/tombstone_reaper
+    a soft cursor of another lineage (R-SOFT)     tests/unit/queues/queue_server/test_new_leader.py
+    batch ids that are given out again            tests/unit/queues/source_queue/test_rules.py
+    floors or identity of a backup, out of order  tests/unit/node/backup/create/test_order_of_copies.py
+    a log that is trimmed too far                 tests/unit/repl/replog
+    a leader that nobody can dial (R-REACHED)     tests/simulation/cluster/test_undialled_nodes.py
+    a want of descriptors that ends a node        tests/unit/repl/storage/test_slot_file.py
 """
 
 from __future__ import annotations
@@ -12,6 +28,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from tests.simulation.world import mutants_backups as backups
 from tests.simulation.world import mutants_credentials as credentials
 from tests.simulation.world import mutants_queues as queues
 from tests.simulation.world import mutants_replicas as replicas
@@ -73,6 +90,13 @@ LED: Final = Draw(("leader-balance", "kill", "sink-suspend", "queue-clear"), 100
 EXPIRED: Final = Draw(("session-expires", "leader-balance", "freeze"), 150, 10, 15, (3, 1))
 ISOLATED: Final = Draw(("cut-off",), 250, 4, 25, (3, 1))
 RESET: Final = Draw(("reset-connections", "lossy-network", "kill"), 150, 16, 15, (3, 1))
+SIZES: Final = Draw(("properties-set",), 150, 30, 12)
+REWRITTEN: Final = Draw(("kv-reap", "slow-disk"), 150, 40, 15)
+"""Writes are long under way, so that a tombstone may be due meanwhile."""
+LEFT: Final = Draw(("queue-throttle", "queue-suspend", "queue-delist"), 20, 40, 12)
+EMPTIED: Final = Draw(("lost-directory", "write-much"), 20, 6, 20, (3, 1))
+"""Followers that come back with nothing, to leaders whose logs do not reach back to the beginning."""
+COPIED: Final = Draw(("backup-create", "backup-restore-cluster"), 250, 6, 20)
 
 ROTATED: Final = Draw(("token-rotate",), 20, 2, 15, tls=True)
 SPOILED: Final = Draw(("token-file-spoil",), 20, 2, 15, tls=True)
@@ -109,18 +133,22 @@ MUTANTS: Final = (
     Mutant(versions.reaps_before_it_is_acknowledged, "delivered", REAPED, 3),
     Mutant(versions.forgets_what_it_has_reaped, "nothing-lost", REAPED, 2),
     Mutant(versions.writes_below_what_was_reaped, "nothing-lost", REAPED, 2),
+    Mutant(versions.reaps_what_was_rewritten, "nothing-lost", REWRITTEN, 5),
     # replicas
     Mutant(replicas.commits_what_is_durable_here, "delivered", ISOLATED),
     Mutant(replicas.acknowledges_what_is_not_on_disk, "world", POWER),
     Mutant(replicas.reads_without_confirming, "committed-reads", ISOLATED),
     Mutant(replicas.answers_forwarded_items_in_another_order, "nothing-lost", TRIO, quick=True),
+    Mutant(replicas.refuses_a_batch_for_one_item, "committed-reads", SIZES, quick=True),
+    Mutant(replicas.replays_nothing, "errors", POWER),
+    Mutant(replicas.transfers_all_rows_but_one, "equal", EMPTIED),
     # sinks
     Mutant(queues.acknowledges_failed_pushes, "delivered", CUTS, 2),
     Mutant(queues.leaves_out_a_change_of_a_batch, "delivered", CALM, quick=True),
     Mutant(queues.acknowledges_before_it_pushes, "delivered", CUT, quick=True),
     # cursors and leases
     Mutant(queues.settles_what_failed, "delivered", CUT, quick=True),
-    Mutant(queues.settles_what_it_takes_back, "delivered", CUT, quick=True),
+    Mutant(queues.settles_what_it_takes_back, "delivered", CUT),
     Mutant(queues.begins_at_the_end_when_it_leads, "delivered", CUT, quick=True),
     Mutant(queues.moves_its_cursor_over_what_was_served, "delivered", CUT, quick=True),
     Mutant(queues.keeps_leases_for_ever, "world", FROZEN, 8),
@@ -140,6 +168,11 @@ MUTANTS: Final = (
     Mutant(queues.asks_one_way_links_for_equality, "world", ONE_WAY),
     Mutant(queues.says_in_sync_where_it_repairs, "equal", QUEUES, 3),
     Mutant(queues.repairs_only_what_is_missing, "world", QUEUES),
+    Mutant(queues.drops_what_full_sync_queues, "world", QUEUES),
+    # operators' documents
+    Mutant(queues.registers_with_what_was_left, "step queue-delist", LEFT),
+    # backups
+    Mutant(backups.copies_the_log_before_the_rows, "step backup-create", COPIED, 2),
     # tokens and certificates
     Mutant(credentials.permits_nobody_by_a_spoiled_file, "step token-file-spoil", SPOILED, 2, quick=True),
     Mutant(credentials.keeps_what_it_granted, "step token-rotate", ROTATED, quick=True),
@@ -149,6 +182,8 @@ MUTANTS: Final = (
     # what operators are told
     Mutant(told.takes_what_waits_for_acknowledged, "told", CLEARED, 2),
     Mutant(told.is_never_behind, "told", QUEUES, quick=True),
-    Mutant(told.tells_gaps_of_another_offset, "told", QUEUES, quick=True),
+    Mutant(told.tells_gaps_of_another_offset, "told", QUEUES),
+    Mutant(told.finds_no_gaps, "told", CLEARED, quick=True),
+    Mutant(told.finds_replicas_out_of_sync, "told", CLEARED),
     Mutant(told.a_note_of_conflicts_raises, "errors", CALM, quick=True),
 )

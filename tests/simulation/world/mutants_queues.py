@@ -16,9 +16,11 @@ from isthmus.aae.scheduling.check import PeerChecker
 from isthmus.aae.scheduling.gap_healing import GapHealer, GapToHeal
 from isthmus.aae.scheduling.scheduler import PeerState
 from isthmus.aae.trees.tree_cache import TreeCache
+from isthmus.node.services.repairs import RepairQueue
 from isthmus.queues import cursor_decisions, cursor_keeper, cursors, queue_documents
 from isthmus.queues.cursor_keeper import CursorKeeper
 from isthmus.queues.leases import Leases
+from isthmus.queues.queue_store import QueueStore
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.window import Window
 from isthmus.repl.model.entry import CHANGES, decode_key_row
@@ -238,6 +240,27 @@ def repairs_only_what_is_missing(patch: Patch) -> None:
         yield len(differences) - len(missing)
 
     patch.setattr(PeerChecker, "enqueue", enqueue)
+
+
+def drops_what_full_sync_queues(patch: Patch) -> None:
+    """A queue takes the references of full-sync, and keeps none of them."""
+
+    async def pushed(self: RepairQueue, queue: str, keys: Sequence[Any], priority: int, wait_ms: int) -> int:
+        return len(keys)
+
+    patch.setattr(RepairQueue, "_pushed", pushed)
+
+
+# -- operators' documents ----------------------------------------------------------------------------------------------
+
+
+def registers_with_what_was_left(patch: Patch) -> None:
+    """A queue that is registered has the suspensions, limits, rates and losses of an earlier one of its name."""
+
+    async def nothing(self: QueueStore, name: str, act: Any) -> None:
+        pass
+
+    patch.setattr(QueueStore, "_forget_earlier", nothing)
 
 
 # -- windows and leadership --------------------------------------------------------------------------------------------

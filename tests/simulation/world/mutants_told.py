@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.node.services import findings
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.lag import LagMemory
 from isthmus.queues.window import Window
@@ -50,3 +51,18 @@ def a_note_of_conflicts_raises(patch: Patch) -> None:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a key that is no text")
 
     patch.setattr(worker, "conflicts_of", noted)
+
+
+def finds_no_gaps(patch: Patch) -> None:
+    """What is amiss is not found: `status` and `check` know nothing of open gaps."""
+    patch.setattr(findings, "gap_facts", lambda answer, limits: [])
+
+
+def finds_replicas_out_of_sync(patch: Patch) -> None:
+    """All is well, and `status` and `check` say that partitions lack replicas in sync."""
+    sound = findings.isr_facts
+
+    def facts(cluster: Any, limits: Any) -> Any:
+        return sound({**cluster, "under_replicated": cluster["under_replicated"] or [0]}, limits)
+
+    patch.setattr(findings, "isr_facts", facts)

@@ -10,9 +10,11 @@ from isthmus.client.operations import Operations
 from isthmus.node.admin_api import unsafe_recovery
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.coordinator import write_batch
+from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
 from isthmus.repl.coordinator.write_batch import CurrentVersion, Decision, WriteBatch
 from isthmus.repl.isr.epochs import epoch_at
 from isthmus.repl.model import objects
+from isthmus.repl.model.entry import KeyRow
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Object
 from isthmus.repl.model.properties import Properties
@@ -134,3 +136,13 @@ def forgets_what_it_has_reaped(patch: Patch) -> None:
 def writes_below_what_was_reaped(patch: Patch) -> None:
     """A write of a reaped key does not begin above its tombstone's clock."""
     patch.setattr(WriteBatch, "reaped_clock", lambda self, name: ())
+
+
+def reaps_what_was_rewritten(patch: Patch) -> None:
+    """A tombstone that is due is reaped although its key was written again meanwhile (against R-REAP)."""
+
+    def tombstone(self: ReapBatch, key: Key, hash64: int, offset: int) -> KeyRow | None:
+        current = self.batch.current(hash64, key.bucket, key.key)
+        return None if current is None else current.row
+
+    patch.setattr(ReapBatch, "_tombstone", tombstone)

@@ -9,7 +9,7 @@ between both, and whatever is unknown may be null. Each answer is judged by a pu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote_plus
@@ -297,11 +297,14 @@ def judge_queues(document: Mapping[str, Any], moment: Moment) -> list[str]:
 
 
 def judge_findings(document: Mapping[str, Any], moment: Moment) -> list[str]:
-    """`GET /admin/findings`: what has been amiss for long is found, or something is said to be unknown."""
+    """`GET /admin/findings`: what has been amiss for long is found, or something is said to be unknown; and nothing is
+    found of partitions that have been well for long."""
     codes = {finding["code"] for finding in document["findings"]}
-    if not moment.known or any(finding["severity"] == "unknown" for finding in document["findings"]):
+    if not moment.known:
         return []
-    wrong = []
+    wrong = [] if codes.isdisjoint(AMISS) else _untrue(document, moment)
+    if any(finding["severity"] == "unknown" for finding in document["findings"]):
+        return wrong
     for number in moment.before.records:
         record = moment.record(number)
         if record is None:
@@ -317,6 +320,22 @@ def judge_findings(document: Mapping[str, Any], moment: Moment) -> list[str]:
             if same and before.gaps and moment.steady(f"gaps {queue} {number}"):
                 wrong.append(f"queue {queue}, partition {number} has gaps, and no finding says so")
     return wrong
+
+
+AMISS: Final = frozenset(("offline", "min-isr", "out-of-sync"))
+"""Codes of findings about partitions that are not online with all their replicas in sync."""
+
+
+def _untrue(document: Mapping[str, Any], moment: Moment) -> list[str]:
+    records = [moment.record(number) for number in moment.before.records]
+    for record in records:
+        if record is None or record.status is not PartitionStatus.ONLINE or len(record.isr) < record.factor:
+            return []
+    return [
+        f"all partitions are online with all replicas in sync, and a finding says: {finding['sentence']}"
+        for finding in document["findings"]
+        if finding["code"] in AMISS and finding["subject"] == "cluster"
+    ]
 
 
 def judge_fullsync(document: Mapping[str, Any], moment: Moment) -> list[str]:
@@ -419,9 +438,12 @@ class KeyTruth(NamedTuple):
     lives: Any
 
 
-def judge_key(document: Mapping[str, Any], own: str, before: KeyTruth, after: KeyTruth) -> list[str]:
+def judge_key(
+    document: Mapping[str, Any], own: str, before: KeyTruth, after: KeyTruth, believed: Collection[str] = ()
+) -> list[str]:
     """`GET /admin/explain`: the key's clock here, its state in other clusters, and "acknowledged" only where the other
-    cluster has it."""
+    cluster has it. `believed`: queues of which an operator has closed gaps, whose changes then count as
+    acknowledged."""
     wrong = []
     clock = after.clocks.get(own)
     if before.clocks.get(own) != clock or not document["known"]:
@@ -444,7 +466,7 @@ def judge_key(document: Mapping[str, Any], own: str, before: KeyTruth, after: Ke
             wrong.append(f"cluster {side['fullsync']} is said to lack it, and it has {there.hex()}")
     for queue in document["queues"] or ():
         there = after.clocks.get(str(queue["owner"]))
-        if queue["state"] != "acknowledged" or there is None:
+        if queue["state"] != "acknowledged" or there is None or queue["queue"] in believed:
             continue
         if document["dead_letters"] or after.tombstones.get(own):
             continue
@@ -532,7 +554,9 @@ class Told:
         if answer is None:
             return
         self.judged[EXPLAIN] = self.judged.get(EXPLAIN, 0) + 1
-        wrong = judge_key(answer.document, node.cluster, before, key_truth(world, key))
+        losses = world.history.losses
+        believed = {loss.queue for loss in losses if loss.cluster == node.cluster and loss.what == "gaps-close"}
+        wrong = judge_key(answer.document, node.cluster, before, key_truth(world, key), believed)
         wrong += judge_quiet_key(answer.document) if quiet else []
         self._wrong += [f"{node.name} explains {shown(key)}: {what}" for what in wrong]
 

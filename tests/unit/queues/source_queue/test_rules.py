@@ -35,11 +35,12 @@ class QueueFixture:
         reference_limit: int = 10_000,
         cascade: bool = False,
         partitions: tuple[int, ...] = (P,),
+        life: bytes = b"lifelife",
     ) -> None:
         self.fake_store = FakeStore()
         self.factory = EntryFactory(self.fake_store)
         self.budget = Budget(size_limit, object_limit, reference_limit)
-        self.queue = SourceQueue("q", OURS, cascade, 1_000, self.budget, b"lifelife")
+        self.queue = SourceQueue("q", OURS, cascade, 1_000, self.budget, life)
         self.queue.set_owner(SINK, 1)
         self.now = 0
         for partition in partitions:
@@ -380,6 +381,20 @@ def test_another_cluster_or_owner_version_acknowledges_nothing() -> None:
     assert fixture.queue.counts.late == 1
     fixture.ack(batch)
     assert fixture.cursor == 1
+
+
+def test_an_acknowledgement_from_before_a_restart_settles_nothing() -> None:
+    """No two processes give out a batch id: what a sink acknowledges late, of the process before, is late, and settles
+    no batch that the present one has given out."""
+    before, after = QueueFixture(life=b"life-one"), QueueFixture(life=b"life-two")
+    for fixture in (before, after):
+        fixture.write(b"a")
+    (old, _), (new, _) = before.take(), after.take()
+    after.ack(old)
+    assert after.queue.counts.late == 1
+    assert after.cursor == 0
+    after.ack(new)
+    assert after.cursor == 1
 
 
 def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:

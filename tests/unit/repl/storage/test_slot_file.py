@@ -53,20 +53,24 @@ def test_a_slot_that_could_not_be_written_is_written_later(
 
 
 @pytest.mark.parametrize("number", sorted({errno.EIO, *SHORTAGES}), ids=lambda number: errno.errorcode[number])
-def test_a_failed_sync_is_a_fault_whatever_its_error(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """H34: a sync that failed is never tried again as if it had not."""
+def test_a_sync_that_finds_a_shortage_is_no_fault(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value before is kept, and the next write brings all of the slot to disk again; a broken disk is final."""
     slots = SlotFile(tmp_path, "value")
-    slots.write("a")
+    for value in ("a", "b", "c"):
+        slots.write(value)
 
     def fails(_: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(LocalFault) as failed:
-        slots.write("b")
-    assert not isinstance(failed.value, StorageShort)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(LocalFault) as failed:
+            slots.write("d")
+    assert isinstance(failed.value, StorageShort) == (number != errno.EIO)
+    (tmp_path / "value.0").write_bytes((tmp_path / "value.0").read_bytes()[:9])  # the sync may have lost it
+    assert SlotFile(tmp_path, "value").read() == "c"
+    slots.write("e")
+    assert SlotFile(tmp_path, "value").read() == "e"
 
 
 def test_a_broken_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

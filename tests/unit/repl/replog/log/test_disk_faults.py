@@ -86,14 +86,16 @@ def test_a_failed_background_sync_ends_an_async_log(monkeypatch: pytest.MonkeyPa
     assert disk.steps[steps:] == []
 
 
-def test_a_disk_that_fills_all_the_same_ends_the_log_with_advice() -> None:
-    """If a write meets a full disk in spite of the reserve, the failure includes advice."""
+def test_a_disk_that_fills_all_the_same_refuses_with_advice() -> None:
+    """If a write meets a full disk in spite of the reserve, the shortage includes advice."""
     disk = MemoryDisk()
     log = open_log(disk)
     disk.fault = failing("write", OSError(errno.ENOSPC, "No space left on device"))
     listener = Listener(log)
     log.append(0, entries(1, 0, 1))
-    assert "free some space" in str(listener.wait_for_failure())
+    wait_until(lambda: not log.has_space(0), "the full disk is noticed")
+    assert "free some space" in log.shortage
+    assert not listener.failures
     kill(log, disk)
 
 

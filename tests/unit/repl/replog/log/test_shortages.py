@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable
 from random import Random
@@ -13,7 +14,7 @@ from isthmus.repl.model.errors import LocalFault, StorageShort
 from isthmus.repl.replog import writer as writer_module
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.replog.writer import INODES_RESERVE
-from isthmus.repl.shortage import SHORTAGES
+from isthmus.repl.shortage import NO_DESCRIPTORS, SHORTAGES
 from tests.support.log_history import Listener, entries, kill, open_log
 from tests.support.memory_disk import MemoryDisk
 from tests.support.waiting import wait_until
@@ -92,14 +93,95 @@ def test_a_file_that_cannot_be_created_is_created_later(
     again.close()
 
 
-@pytest.mark.parametrize("number", [*ALL, errno.EIO], ids=names_of)
-@pytest.mark.parametrize("step", ["dsync", "fsync", "sync directory"])
-def test_a_failed_write_or_sync_of_data_ends_the_log_whatever_its_error(step: str, number: int) -> None:
-    """H34: it may have done a part of its work, so nothing of it is tried again."""
+@pytest.mark.parametrize("number", sorted(SHORTAGES - NO_DESCRIPTORS), ids=names_of)
+@pytest.mark.parametrize(("step", "durability"), [
+    ("write", "fsync"), ("dsync", "fsync"), ("fsync", "fsync"), ("rename", "fsync"), ("sync directory", "fsync"),
+    ("write", "async"), ("fdatasync", "async"), ("fsync", "async"),
+])  # fmt: skip
+def test_a_shortage_in_the_middle_of_a_write_or_sync_is_waited_out(
+    step: str, durability: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a write is there, or a sync fails and the kernel drops what it was to bring to disk: the log refuses
+    writes and barriers with the reason, reads go on, and a crash loses nothing that was durable. Once the shortage is
+    over, everything that was accepted is written, once, and on disk, and the log takes writes again."""
+    monkeypatch.setattr(writer_module, "ROLL_AGAIN_S", 0.01)
+    monkeypatch.setattr(writer_module, "WRITE_AGAIN_S", 0.01)
+    monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 0.01)
+    disk = MemoryDisk()
+    log = open_log(disk, durability=durability)
+    listener = Listener(log)
+    fill_until(log, listener, lambda: log.stats().file_count > 1)
+    disk.tear_write = True
+    fails = failing(step, OSError(number, os.strerror(number)))
+
+    def fault(what: str) -> OSError | None:
+        error = fails(what)
+        if error is not None and "sync" in what:
+            for file in list(disk.files.values()):
+                file.pending.clear()
+        return error
+
+    disk.fault = fault
+    until = time.monotonic() + 20
+    while log.has_space(0):
+        log.append(0, entries(1, log.leo(0), 1, size=400))
+        wait_until(lambda: listener.durable[0] == log.leo(0) or not log.has_space(0), "it is durable, or refused")
+        assert time.monotonic() < until
+    assert os.strerror(number) in log.shortage
+    log.append(0, entries(1, log.leo(0), 3, size=400))  # accepted before the shortage was known
+    durable = listener.durable[0]
+    assert log.read(0, 0, durable, 1 << 20) == [e for at in range(durable) for e in entries(1, at, 1, size=400)]
+    if durability == "fsync":
+        crashed = open_log(disk.survivor("lost", Random(0)))
+        assert crashed.recovered()[0].leo >= durable
+        assert not crashed.recovered()[0].damage
+        crashed.close()
+    disk.fault = lambda _: None
+    disk.tear_write = False
+    assert listener.wait({0: log.leo(0)})
+
+    def has_space_again() -> bool:
+        log.refresh_free_space()
+        return log.has_space(0) and log.has_space_for_barriers()
+
+    wait_until(has_space_again, "writes are accepted")
+    assert log.shortage == ""
+    before = log.leo(0)
+    fill_until(log, listener, lambda: log.leo(0) > before + 3)
+    assert not listener.failures
+    log.sync()
+    leo = log.leo(0)
+    assert log.read(0, 0, leo, 1 << 30) == [entry for at in range(leo) for entry in entries(1, at, 1, size=400)]
+    kill(log, disk)
+    again = open_log(disk.survivor("lost", Random(0)))
+    assert (again.recovered()[0].leo, again.recovered()[0].damage) == (leo, "")
+    again.close()
+
+
+def test_a_log_that_closes_while_it_is_short_says_what_it_could_not_write() -> None:
+    """It waits no longer, and the next start finds what was durable, without damage."""
     disk = MemoryDisk()
     log = open_log(disk)
     listener = Listener(log)
-    disk.fault = failing(step, OSError(number, "failed"))
+    fill_until(log, listener, lambda: log.leo(0) == 3)
+    disk.tear_write = True
+    disk.fault = failing("write", OSError(errno.EDQUOT, "Disk quota exceeded"))
+    log.append(0, entries(1, 3, 1))
+    wait_until(lambda: not log.has_space(0), "the shortage is known")
+    with pytest.raises(LocalFault, match="raise the quota"):
+        log.close()
+    again = open_log(disk.survivor("kept", Random(0)))
+    assert (again.recovered()[0].leo, again.recovered()[0].damage) == (3, "")
+    again.close()
+
+
+@pytest.mark.parametrize("step", ["dsync", "fsync", "sync directory"])
+def test_a_broken_disk_ends_the_log(step: str) -> None:
+    """H34: EIO is no shortage, and nothing of it is tried again."""
+    disk = MemoryDisk()
+    log = open_log(disk)
+    listener = Listener(log)
+    disk.fault = failing(step, OSError(errno.EIO, "failed"))
     while not listener.failures:
         log.append(0, entries(1, log.leo(0), 1, size=400))
         listener.wait({0: log.leo(0)})
@@ -107,6 +189,31 @@ def test_a_failed_write_or_sync_of_data_ends_the_log_whatever_its_error(step: st
     assert isinstance(failure, LocalFault)
     assert not isinstance(failure, StorageShort)
     kill(log, disk)
+
+
+@pytest.mark.parametrize("step", ["unlink", "sync directory", "write"])
+def test_a_log_that_cannot_remove_what_it_has_trimmed_removes_it_later(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system that became read-only the oldest files stay, and go with a later trim."""
+    monkeypatch.setattr(writer_module, "WRITE_AGAIN_S", 0.01)
+    disk = MemoryDisk()
+    log = open_log(disk, size_limit_bytes=1_000)
+    listener = Listener(log)
+    fill_until(log, listener, lambda: log.stats().file_count > 3)
+    wait_until(lambda: log._tail.marked and log._tail.durable == log._tail.end, "the idle log is marked")
+    disk.fault = failing(step, OSError(errno.EROFS, "Read-only file system"))
+    log.trim({0: log.leo(0)})
+    wait_until(lambda: any(each.startswith(step) for each in disk.steps[-4:]), "the trim is refused")
+    disk.fault = lambda _: None
+    log.append(0, entries(1, log.leo(0), 1))
+    assert listener.wait({0: log.leo(0)})
+    log.trim({0: log.leo(0)})
+    wait_until(lambda: log.stats().size_bytes < 2_000, "the log is trimmed")
+    assert not listener.failures
+    log.close()
+    assert sum(name.endswith(".log") for name in disk.files) == log.stats().file_count
+    assert log.read(0, log.leo(0) - 1, log.leo(0), 1 << 20) == entries(1, log.leo(0) - 1, 1)
 
 
 @pytest.mark.parametrize(("inodes", "writes", "barriers"), [
