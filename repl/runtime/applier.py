@@ -12,6 +12,9 @@ next turn: that is cheaper than waking the thread and being woken by it, and the
 Entries that are no longer in memory (after a restart, or because the store is slow) are read back from the log and
 written by the thread alone, a part at a time; partitions take turns, so that a long backlog of one does not delay the
 others. Checkpoints run in a thread of their own, beside the writes.
+
+A partition whose next rows cannot be made, since an exception came that no rule foresaw, waits and is tried again after
+growing pauses, while the others go on. After the last one its copy stops, so that another node can lead.
 """
 
 from __future__ import annotations
@@ -43,6 +46,10 @@ STEP_BYTES_MAX: Final = 8_000_000
 
 LOOP_ENTRIES_MAX: Final = 64
 """Most entries that are written on the loop: some 5 us each."""
+
+RETRY_PAUSES_S: Final = (0.1, 0.4, 1.6)
+"""Pauses before a partition's next rows are made again after an unforeseen exception; then its copy stops. A guess:
+what passes, such as a lack of memory, is over in two seconds, and a client's request waits longer than that."""
 
 SOFT_CURSOR_INTERVAL_MS: Final = 1_000
 """Soft cursors that found no apply batch to travel with are written alone after this long."""
@@ -100,8 +107,8 @@ class ApplyEvents(Protocol):
         """A write failed; nothing is written any more."""
 
     def not_applied(self, partition: int, bug: Exception) -> None:
-        """The rows of a partition's next entries could not be made: nothing of it is written any more, and its copy
-        must stop. The other partitions go on."""
+        """The rows of a partition's next entries could not be made, after all retries: nothing of it is written any
+        more, and its copy must stop. The other partitions go on."""
 
 
 class Applier:
@@ -127,7 +134,12 @@ class Applier:
         self._alone: deque[tuple[PartitionStep, int]] = deque()
         """Steps of a batch that could not be made, with their time of commit: each is tried alone."""
         self._ended: set[int] = set()
-        """Partitions of which nothing more is written: a step that is left out would be a hole."""
+        """Partitions of which nothing more is written, as their copies have stopped until this process ends: a step
+        that is left out would be a hole."""
+        self._held: dict[int, deque[ApplyJob]] = {}
+        """Partition -> its jobs, never empty, while it waits to be tried again."""
+        self._retries: dict[int, int] = {}
+        """Partition -> how often its next step was put off."""
         self.steps_written = 0
         self.entries_written = 0
         self._thread: RunningThread | None = None
@@ -141,7 +153,7 @@ class Applier:
         for job in jobs:
             if job.partition in self._ended:
                 continue
-            waiting = self._jobs.get(job.partition)
+            waiting = self._held.get(job.partition) or self._jobs.get(job.partition)
             if waiting is None:
                 self._jobs[job.partition] = deque((job,))
             elif job.entries is None and waiting[-1].entries is None:
@@ -170,6 +182,9 @@ class Applier:
 
     def written(self, steps: Sequence[PartitionStep]) -> None:
         """`steps` were written: begin the next batch, if anything waits."""
+        if self._retries:
+            for step in steps:
+                self._retries.pop(step.partition, None)
         self.steps_written += bool(steps)
         self.entries_written += sum([len(step.entries) for step in steps])
         self._busy = False
@@ -182,7 +197,7 @@ class Applier:
     @property
     def idle(self) -> bool:
         """True when nothing waits and nothing is being written (soft cursors aside)."""
-        return not self._busy and not self._jobs and not self._asides and not self._alone
+        return not self._busy and not self._jobs and not self._held and not self._asides and not self._alone
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread and write the last soft cursors; False when it did not end within `timeout_s`. Blocks;
@@ -263,16 +278,36 @@ class Applier:
             self._give(_Work(steps, prepared, committed_ms))
 
     def _split(self, steps: list[PartitionStep], committed_ms: int, bug: Exception) -> None:
-        """A batch could not be made. Each of its steps is tried alone; a partition whose own step fails ends."""
+        """A batch could not be made. Each of its steps is tried alone; a partition whose own step fails is held."""
         if len(steps) > 1:
             self._alone.extend((step, committed_ms) for step in steps)
             self._loop.call_soon(self._go_on)
             return
         (step,) = steps
         if step.entries:
-            self._end_partition(step.partition, bug)
+            start, end = step.entries[0].offset, step.entries[-1].offset + 1
+            job = ApplyJob(step.partition, start, end, step.entries, committed_ms)
+            self._hold(job, step.soft_cursors, bug)
         else:  # soft cursors alone: they are written again when they move
             unforeseen.exception("apply.cursors_failed", bug, partition=step.partition)
+
+    def _hold(self, job: ApplyJob, soft: Mapping[bytes, bytes], bug: Exception) -> None:
+        """Try a partition's failed job again after a pause, before its other jobs; end the partition after the last."""
+        partition, retries = job.partition, self._retries.get(job.partition, 0)
+        if retries == len(RETRY_PAUSES_S):
+            self._end_partition(partition, bug)
+            return
+        unforeseen.exception("apply.step_failed", bug, partition=partition, pause_s=RETRY_PAUSES_S[retries])
+        self._retries[partition] = retries + 1
+        self._held[partition] = deque((job, *self._jobs.pop(partition, ())))
+        if soft:  # newer ones may have come meanwhile
+            self._soft[partition] = {**soft, **self._soft.get(partition, {})}
+        self._loop.call_later(RETRY_PAUSES_S[retries], self._resume, partition)
+        self._loop.call_soon(self._go_on)
+
+    def _resume(self, partition: int) -> None:
+        self._jobs[partition] = self._held.pop(partition)
+        self._go_on()
 
     def _end_partition(self, partition: int, bug: Exception) -> None:
         """Write nothing more of a partition. Its copy is told of it in the loop's next turn: its core may be what
@@ -282,10 +317,10 @@ class Applier:
         self._loop.call_soon(self._events.not_applied, partition, bug)
         self._loop.call_soon(self._go_on)
 
-    def _not_read(self, partition: int, bug: Exception) -> None:
+    def _not_read(self, job: ApplyJob, soft: Mapping[bytes, bytes], bug: Exception) -> None:
         """The thread could not read a partition's entries back, or make their rows."""
         self._busy = False
-        self._end_partition(partition, bug)
+        self._hold(job, soft, bug)
 
     def _go_on(self) -> None:
         if not self._busy and (self._jobs or self._asides or self._alone):
@@ -344,7 +379,7 @@ class Applier:
         except IsthmusError:
             raise
         except Exception as bug:  # noqa: BLE001 -- as in `_split`
-            call_threadsafe(self._loop, self._not_read, job.partition, bug)
+            call_threadsafe(self._loop, self._not_read, job, soft, bug)
             return
         self._store.commit(prepared)
         reached = entries[-1].offset + 1

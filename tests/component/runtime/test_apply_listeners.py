@@ -17,6 +17,7 @@ from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import WriteRequest, WriteResult
+from isthmus.repl.runtime.applier import RETRY_PAUSES_S
 from isthmus.repl.store import leveldb
 from tests.support.memory_metastore import MemoryEnsemble
 from tests.support.runtime_cluster import Cluster, Node, eventually
@@ -156,24 +157,25 @@ async def test_a_failing_listener_does_not_affect_the_others(tmp_path: Path, sta
         assert not any(listener.missed for listener in listeners.values())
 
 
-@pytest.mark.logs_errors("runtime.bug", "isr.role")
-@pytest.mark.parametrize("times", ["once", "always"])
+@pytest.mark.logs_errors("apply.step_failed", "runtime.bug", "isr.role")
+@pytest.mark.parametrize("times", ["once", "thrice", "always"])
 async def test_an_entry_that_cannot_be_applied_stops_its_partition_alone(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch, times: str
 ) -> None:
-    """The rows of one partition's entry cannot be made: that copy stops with a reason, or, if the next try succeeds,
-    goes on. The entries of all other partitions of the same batch are applied, and a restart applies what is left."""
+    """The rows of one partition's entry cannot be made: they are made again after growing pauses, and the copy goes on,
+    or stops with a reason after the last one. The entries of all other partitions of the same batch are applied
+    meanwhile, and a restart applies what is left."""
     ensemble = MemoryEnsemble()
     async with start_node(tmp_path, ensemble) as h:
         keys = {h.coordinator.routes.partition_of(b"default", key_hash(b"b", b"%d" % n)): b"%d" % n for n in range(60)}
         assert len(keys) == 4
-        failures = 0
+        failures, most = 0, {"once": 1, "thrice": 3, "always": 2 + len(RETRY_PAUSES_S)}[times]
         make = leveldb.fill
 
         def fails(batch: Any, steps: Any, *args: Any) -> Any:
             nonlocal failures
             made = make(batch, steps, *args)
-            if any(step.partition == 2 and step.entries for step in steps) and (times == "always" or not failures):
+            if any(step.partition == 2 and step.entries for step in steps) and failures < most:
                 failures += 1
                 raise RuntimeError("injected")
             return made
@@ -182,9 +184,12 @@ async def test_an_entry_that_cannot_be_applied_stops_its_partition_alone(
             patch.setattr(leveldb, "fill", fails)
             writes = [WriteRequest(Key(b"default", b"b", name), Content(b"v")) for name in keys.values()]
             results = dict(zip(keys, await h.coordinator.write_batch(writes), strict=True))
-        assert failures == (1 if times == "once" else 2)
+        assert failures == most
         applied = [p for p, result in results.items() if isinstance(result, WriteResult)]
-        assert sorted(applied) == ([0, 1, 2, 3] if times == "once" else [0, 1, 3])
+        assert sorted(applied) == ([0, 1, 3] if times == "always" else [0, 1, 2, 3])
+        if times == "thrice":
+            await h.coordinator.write(WriteRequest(Key(b"default", b"b", keys[2]), Content(b"again")))
+            assert (h.runtime._storage._applier._retries, h.runtime._storage.idle) == ({}, True)
         if times == "always":
             assert isinstance(results[2], OutcomeUnknown)
             assert "injected" in h.partition(2).reason

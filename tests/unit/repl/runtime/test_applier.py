@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
-from isthmus.repl.runtime.applier import Applier, ApplyJob
-from isthmus.repl.store.port import PartitionStep
+from isthmus.repl.runtime.applier import RETRY_PAUSES_S, Applier, ApplyJob
+from isthmus.repl.store.port import PartitionStep, Prepared
 from tests.support.memory_log import MemoryLog
 from tests.support.memory_store import MemoryStore
 from tests.support.runtime_cluster import eventually
@@ -33,10 +36,14 @@ class ApplierFixture:
         self.steps: list[tuple[int, int, int, bool]] = []
         self.commit_times: list[int] = []
         self.failures: list[Exception] = []
+        self.ended: list[int] = []
         self.applier = Applier(self.store, self.log, self, asyncio.get_running_loop())
 
     def fail(self, error: Exception) -> None:
         self.failures.append(error)
+
+    def not_applied(self, partition: int, bug: Exception) -> None:
+        self.ended.append(partition)
 
     def on_written(self, steps: list[PartitionStep], committed_ms: int, read_back: bool) -> None:
         if steps:
@@ -99,5 +106,59 @@ async def test_read_back_and_memory_join_in_order() -> None:
     assert ends[-1] == 12
     assert [start for _, start, _, _ in fixture.steps] == [0, *ends[:-1]]
     assert fixture.store.cursor(0, b"q").soft == b"soft"
+    assert fixture.applier.stop(PATIENCE_S)
+    assert not fixture.failures
+
+
+@pytest.mark.logs_errors("apply.step_failed")
+@pytest.mark.parametrize("read_back", [False, True])
+async def test_a_partition_that_failed_is_tried_again_in_order(
+    monkeypatch: pytest.MonkeyPatch, read_back: bool
+) -> None:
+    """After each unforeseen exception the partition waits longer, and keeps its jobs and soft cursors; other partitions
+    go on. A success ends the count. After the last pause the partition ends, and takes no more."""
+
+    monkeypatch.setattr("isthmus.repl.runtime.applier.RETRY_PAUSES_S", (0.05, 0.1, 0.2))
+    fixture = ApplierFixture()
+    prepare, fails = fixture.store.prepare, 0
+    loop = asyncio.get_running_loop()
+    times_s: list[float] = []
+
+    def bad(steps: list[PartitionStep]) -> Prepared:
+        nonlocal fails
+        if fails and any(step.partition == 0 and step.entries for step in steps):
+            fails -= len(steps) == 1
+            times_s.append(loop.time())
+            raise RuntimeError("made up by a test")
+        return prepare(steps)
+
+    monkeypatch.setattr(fixture.store, "prepare", bad)
+    fixture.log.append(0, entries(0, 9))
+    fixture.applier.start()
+    for first in (0, 4):
+        fails, seen = len(RETRY_PAUSES_S), len(fixture.steps)
+        given = None if read_back else entries(first, 2)
+        fixture.applier.soft_cursor(0, b"q", b"%d" % first)
+        fixture.applier.submit([ApplyJob(0, first, first + 2, given, 7)])
+        await eventually(lambda: fixture.applier._held)
+        assert not fixture.applier.idle
+        fixture.applier.submit([ApplyJob(0, first + 2, first + 4, entries(first + 2, 2), 7)])
+        other = first // 4
+        fixture.applier.submit([ApplyJob(1, other, other + 1, entries(other, 1), 7)])
+        await eventually(lambda: fixture.applier.idle)
+        assert {partition for partition, *_ in fixture.steps[seen:][:1]} == {1}
+        assert [(start, end) for p, start, end, _ in fixture.steps[seen:] if p == 0][-1][1] == first + 4
+        assert fixture.store.applied(0).offset == first + 4
+        assert fixture.store.cursor(0, b"q").soft == b"%d" % first
+        tries_s, times_s = times_s, []
+        waited_s = [after - before for before, after in pairwise(tries_s)]
+        assert len(waited_s) == 2
+        assert waited_s[0] >= 0.05
+        assert waited_s[1] >= 0.1
+    fails = len(RETRY_PAUSES_S) + 1
+    fixture.applier.submit([ApplyJob(0, 8, 9, None if read_back else entries(8, 1), 7)])
+    await eventually(lambda: fixture.ended)
+    fixture.applier.submit([ApplyJob(0, 9, 10, entries(9, 1), 7)])
+    assert (fixture.ended, fixture.applier.idle, fixture.store.applied(0).offset) == ([0], True, 8)
     assert fixture.applier.stop(PATIENCE_S)
     assert not fixture.failures
