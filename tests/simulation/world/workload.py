@@ -149,12 +149,14 @@ def _sessions(world: World, chance: Random) -> list[Session]:
 
 async def _make_types(world: World, names: list[str]) -> None:
     """Make the bucket types in every cluster, and wait until every node shows their properties."""
-    for cluster in world.clusters.values():
-        transport = RawTransport(world.clients.loop, cluster.credentials, "admin")
-        try:
+    clusters = world.clusters.values()
+    transports = [RawTransport(world.clients.loop, each.credentials, "admin") for each in clusters]
+    try:
+        for cluster, transport in zip(clusters, transports, strict=True):
             for name in names:
                 await _make_type(transport, cluster, name)
-        finally:
+    finally:
+        for transport in transports:
             transport.close()
 
 
