@@ -19,6 +19,8 @@ SEEDS = range(40)
 
 TLS_SEED = 23
 
+pytestmark = pytest.mark.timeout(180)  # some take seven seconds of a core, and the last one twice as much
+
 
 @pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_a_world_ends_equal_and_nothing_is_lost_unnamed(seed: int) -> None:
