@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
 import structlog
 
 from isthmus.repl.log_limit import LogLimit
-from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.shortage import DESCRIPTORS, DescriptorReserve, lacks_descriptors
 
 log = structlog.get_logger(__name__)
@@ -103,17 +103,14 @@ class Acceptor:
             log.warning("listener.short", listener=self._name, why=why, suppressed=suppressed)
 
 
-class PlainServer:
-    """A listening socket without TLS."""
+class Server(ABC):
+    """A listening socket. Each connection begins in a task, until its protocol takes over."""
 
-    def __init__(
-        self, acceptor: Acceptor, listen_socket: socket.socket, factory: Callable[[], asyncio.Protocol]
-    ) -> None:
+    def __init__(self, acceptor: Acceptor, listen_socket: socket.socket) -> None:
         self._acceptor = acceptor
         self._socket = listen_socket
-        self._factory = factory
-        self._beginning: OrderedSet[asyncio.Task[None]] = OrderedSet()
-        """Connections whose protocol is being made; each takes a turn of the loop."""
+        self._beginning: dict[asyncio.Task[None], float] = {}
+        """Connections that begin -> since when, by the loop's clock; the oldest first."""
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -123,25 +120,52 @@ class PlainServer:
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def close(self) -> None:
-        """Stop accepting; `wait_closed` waits until that is done."""
-        for task in (*self._beginning, *([self._accepting] if self._accepting is not None else [])):
+        """Stop accepting, and abort connections that begin; `wait_closed` waits until that is done."""
+        for task in self._tasks():
             task.cancel()
 
     async def wait_closed(self) -> None:
         """Wait for the end of all tasks; after `close`."""
-        tasks = [*self._beginning, *([self._accepting] if self._accepting is not None else [])]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks(), return_exceptions=True)
         self._socket.close()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [*self._beginning, *([self._accepting] if self._accepting is not None else [])]
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            sock, _ = await self._acceptor.next()
-            task = loop.create_task(self._begin(sock))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            await self._make_room(loop)
+            sock, address = await self._acceptor.next()
+            task = loop.create_task(self._begin(sock, address))
+            self._beginning[task] = loop.time()
+            task.add_done_callback(self._begun)
 
-    async def _begin(self, sock: socket.socket) -> None:
+    @abstractmethod
+    async def _make_room(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Return once another connection may begin."""
+
+    def _begun(self, task: asyncio.Task[None]) -> None:
+        self._beginning.pop(task, None)
+
+    @abstractmethod
+    async def _begin(self, sock: socket.socket, address: tuple[object, ...]) -> None:
+        """Bring one connection, from `address`, to its protocol, or close it."""
+
+
+class PlainServer(Server):
+    """A server without TLS. That a protocol is made takes a turn of the loop."""
+
+    def __init__(
+        self, acceptor: Acceptor, listen_socket: socket.socket, factory: Callable[[], asyncio.Protocol]
+    ) -> None:
+        super().__init__(acceptor, listen_socket)
+        self._factory = factory
+
+    async def _make_room(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Nothing: a connection begins within a turn of the loop, so few do at a time."""
+
+    async def _begin(self, sock: socket.socket, _address: tuple[object, ...]) -> None:
         try:
             with contextlib.suppress(OSError):  # the other end is gone, which its protocol learns
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

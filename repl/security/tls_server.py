@@ -18,7 +18,7 @@ import structlog
 
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.ordered_set import OrderedSet
-from isthmus.repl.security.accepting import BACKLOG, Acceptor
+from isthmus.repl.security.accepting import Acceptor, Server
 from isthmus.repl.security.tls import (
     FIRST_BYTE,
     HANDSHAKE_TIMEOUT_S,
@@ -55,7 +55,7 @@ HELP: Final[Mapping[str, Family]] = {
 """Metric -> its definition (see repl.telemetry)."""
 
 
-class TlsServer:
+class TlsServer(Server):
     """One listening socket. `contexts` returns the context of each new connection. With `also_plain` connections
     without TLS are accepted, too; otherwise they get `hint`, if the socket takes it at once, and are closed.
     `acceptor` accepts from that socket; by default one that keeps no descriptors free."""
@@ -72,62 +72,34 @@ class TlsServer:
         hint: bytes = b"",
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
+        super().__init__(acceptor or Acceptor(name, listen_socket, 0), listen_socket)
         self.name = name
         self.refused: dict[str, int] = {}
-        self._socket = listen_socket
-        self._acceptor = acceptor or Acceptor(name, listen_socket, 0)
         self._factory = factory
         self._contexts = contexts
         self._also_plain = also_plain
         self._hint = hint
         self._timeout_s = handshake_timeout_s
-        self._pending: dict[asyncio.Task[None], float] = {}
         self._cut: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._log_limit = LogLimit()
-        self._accepting: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start accepting."""
-        self._socket.setblocking(False)
-        self._socket.listen(BACKLOG)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
-
-    def close(self) -> None:
-        """Stop accepting and abort handshakes under way; `wait_closed` waits until that is done."""
-        for task in (*self._pending, *([self._accepting] if self._accepting is not None else [])):
-            task.cancel()
-
-    async def wait_closed(self) -> None:
-        """Wait for the end of all tasks; after `close`."""
-        tasks = [*self._pending, *([self._accepting] if self._accepting is not None else [])]
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._socket.close()
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._make_room(loop)
-            sock, address = await self._acceptor.next()
-            task = loop.create_task(self._welcome(sock, shown_address(address)))
-            self._pending[task] = loop.time()
-            task.add_done_callback(self._done)
 
     async def _make_room(self, loop: asyncio.AbstractEventLoop) -> None:
-        while len(self._pending) >= HANDSHAKES_MAX:
-            oldest, since_s = next(iter(self._pending.items()))
+        while len(self._beginning) >= HANDSHAKES_MAX:
+            oldest, since_s = next(iter(self._beginning.items()))
             left_s = since_s + CROWDED_S - loop.time()
             if left_s <= 0:
                 self._cut.add(oldest)
                 oldest.cancel()
                 left_s = CROWDED_S
-            await asyncio.wait(set(self._pending), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(set(self._beginning), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._pending.pop(task, None)
+    def _begun(self, task: asyncio.Task[None]) -> None:
+        super()._begun(task)
         self._cut.discard(task)
 
-    async def _welcome(self, sock: socket.socket, address: str) -> None:
+    async def _begin(self, sock: socket.socket, address: tuple[object, ...]) -> None:
         """One connection up to the end of its handshake."""
+        shown = shown_address(address)
         loop = asyncio.get_running_loop()
         taken = False
         try:
@@ -148,17 +120,17 @@ class TlsServer:
                     taken = True
                     await loop.connect_accepted_socket(self._factory, sock)
                 else:
-                    self._refuse(PLAIN, address)
+                    self._refuse(PLAIN, shown)
                     if self._hint:
                         sock.recv(65_536)  # else closing would reset the connection, and the hint be lost
                         sock.send(self._hint)
         except asyncio.CancelledError:
             if asyncio.current_task() in self._cut:
-                self._refuse(CUT, address)
+                self._refuse(CUT, shown)
             else:
                 raise
         except OSError as error:  # those of ssl are such, and TimeoutError
-            self._refuse(tls_failure(error), address)
+            self._refuse(tls_failure(error), shown)
         finally:
             if not taken:
                 sock.close()
@@ -177,7 +149,7 @@ class TlsServer:
 
     def samples(self) -> Iterator[Sample]:
         """Samples of handshakes and refusals."""
-        yield "isthmus_tls_handshakes", {"listener": self.name}, len(self._pending)
+        yield "isthmus_tls_handshakes", {"listener": self.name}, len(self._beginning)
         for reason, count in self.refused.items():
             yield "isthmus_tls_refused_total", {"listener": self.name, "reason": reason}, count
 
