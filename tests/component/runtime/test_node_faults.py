@@ -234,6 +234,7 @@ async def test_whatever_is_short_is_refused_handed_over_and_recovered_from(
     """H38: a leader that is short of anything refuses writes with the reason, answers reads and hands over; once it is
     not short any more, it takes part again. No node ends."""
     monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 2_000)
+    monkeypatch.setattr("isthmus.repl.isr.lag_detector.REJOIN_MIN_MS", 200)
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
         await put(leader, b"k", b"v")
