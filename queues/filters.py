@@ -19,6 +19,7 @@ them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -144,9 +145,14 @@ class _TypeRules(NamedTuple):
     excluded: frozenset[Rule]
 
 
+OF_TYPE_COUNT: Final = 1_024
+"""Parts of filters that are kept: every status and sample asks for those of all queues and bucket types. Others are
+made again."""
+
 _EVERY_BUCKET: Final = _TypeRules(None, frozenset())
 
 
+@lru_cache(maxsize=OF_TYPE_COUNT)
 def _of_type(of: Filter, bucket_type: bytes) -> _TypeRules:
     nothing = _TypeRules(frozenset(), frozenset())
     here = [rule for rule in of.rules if rule.kind != TYPE or rule.value == bucket_type]

@@ -139,6 +139,9 @@ class PeerChecker:
         """Modification times of the keys that the newest check enqueued, LEARNED_MAX at most."""
         self.buckets: set[bytes] = set()
         """Buckets of these keys."""
+        self.unsent: list[tuple[bytes, bytes]] = []
+        """Keys that are reaped here and that the newest check could not send, since their tombstones were not written
+        again."""
         self.named: dict[bytes, DifferingKeys] = {}
         """Bucket type -> differing keys of its newest check; with those known before if that one was inconclusive."""
         self._refused: dict[bytes, int] = {}
@@ -158,7 +161,7 @@ class PeerChecker:
     async def check(self, check: PeerCheck, findings: Findings) -> ExchangeOutcome:
         """Run a check; `findings` is updated meanwhile. Raises nothing but cancellation."""
         settings = self._settings
-        self.modified_ms, self.buckets = [], set()
+        self.modified_ms, self.buckets, self.unsent = [], set(), []
         bucket_type = check.bucket_type.encode()
         try:
             key_filter = self._repairs.key_filter(settings.queue, bucket_type)
@@ -206,9 +209,11 @@ class PeerChecker:
             return 0  # no such queue, which the check reports
 
     def _judge(self, outcome: ExchangeOutcome, actions: _CheckActions) -> None:
-        """Name repairs that have no effect, and keys whose delete this cluster may have forgotten: the verdict is not
-        `repaired` for what cannot be repaired so."""
+        """Name what could not be sent, repairs that have no effect, and keys whose delete this cluster may have
+        forgotten: the verdict is not `repaired` for what cannot be repaired so."""
         words = [outcome.reason]
+        if self.unsent:
+            words.append(unsent_words(self.unsent))
         if actions.ineffective:
             outcome.refused = max(outcome.refused, len(actions.ineffective))
             if outcome.verdict is ExchangeVerdict.REPAIRED:
@@ -294,6 +299,7 @@ class PeerChecker:
         if not reaped:
             return part
         missing = {key[1:] for key in set(reaped).difference(await self._repairs.recall(reaped))}
+        self.unsent += sorted(missing)
         return [d for d in part if d[:2] not in missing]
 
     def _learn(self, part: Sequence[KeyDifference]) -> None:
@@ -355,6 +361,8 @@ class _CheckActions(ExchangeActions):
             raise
         finally:
             self._findings.queuing = 0
+            for name in self._checker.unsent:  # its repair was not without effect: there was none
+                self.sent.pop(name, None)
         return queued
 
     def _note(self, d: KeyDifference) -> None:
@@ -381,6 +389,16 @@ def ineffective_words(names: Sequence[tuple[bytes, bytes]]) -> str:
         f"{clause(len(names), 'key', 'was', 'were')} queued by {INEFFECTIVE_AFTER} checks before and did not change "
         f"({_shown(names)}): the receiving cluster takes what is sent for known, or drops it; write or delete "
         f"{'it' if len(names) == 1 else 'them'} again on either side"
+    )
+
+
+def unsent_words(names: Sequence[tuple[bytes, bytes]]) -> str:
+    """That these keys are deleted here, could not be sent, and what helps."""
+    one = len(names) == 1
+    return (
+        f"{clause(len(names), 'key', 'is', 'are')} deleted here and could not be sent ({_shown(names)}): "
+        f"{'its tombstone was' if one else 'their tombstones were'} reaped, and not written again now; if that stays, "
+        f"delete {'it' if one else 'them'} on the other side"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -20,8 +21,10 @@ HELP: Final[Mapping[str, Family]] = {
 """Name -> metric definition (see repl.telemetry)."""
 
 
+@cache
 def program_version() -> str:
-    """The installed version; "unknown" when run from a tree that was never installed."""
+    """The version that is installed when the process asks first; "unknown" when run from a tree that was never
+    installed."""
     try:
         return version("isthmus")
     except PackageNotFoundError:

@@ -38,7 +38,7 @@ class FakeNode:
         self.deaf = False
         """A node that answers no request."""
         self.undialled = False
-        """A node that nobody can dial, but that dials the others; see `set_undialled`."""
+        """A node that nobody can dial, but that dials the others."""
         self.unwilling = False
         """Refuses to hand over."""
         self.handed_over: list[tuple[int, str]] = []

@@ -11,10 +11,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from isthmus.repl.controller import leader_balancer
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import BalanceOptions
-from isthmus.repl.isr import give_way
 from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import BadInput, Fenced, NotLeader, NotReady
@@ -136,64 +134,3 @@ async def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, start_
         assert status["leaders"] == {"n1": 2, "n2": 2, "n3": 2}
         with pytest.raises(NotReady, match="does not control"):
             await asker.answer("n2", b"")
-
-
-async def test_a_node_that_nobody_can_dial_settles_as_a_follower(
-    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its listener is closed while it leads; its own dials and its session stand. It gives way after ten checks, not
-    sixty, and is given no leadership back, though the balancer wants to: the others refuse, since they cannot dial it.
-    As a follower it stays in sync. When it can be dialled again it leads its share."""
-    monkeypatch.setattr(give_way, "CHECK_MS", 100)
-    monkeypatch.setattr(leader_balancer, "REST_MIN_MS", 4_000)
-    async with start_cluster(tmp_path, partitions=6, balance=QUICK, options=ReplicaOptions(max_time_lag_ms=1_500)) as t:
-        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2})
-        t.network.deafen("n3")
-
-        def led_by_two() -> bool:
-            return led_counts(t) == {"n1": 3, "n2": 3, "n3": 0}
-
-        await eventually(led_by_two)
-        moved = asyncio.get_running_loop().time() + 8
-        writes = 0
-        while asyncio.get_running_loop().time() < moved:
-            await t.members["n1"].coordinator.write(WriteRequest(key(b"%d" % writes), Content(b"v")))
-            assert led_by_two()
-            writes += 1
-            await asyncio.sleep(0.02)
-        records = t.members["n1"].controller.records.values()
-        assert all(len(record.isr) == 3 for record in records)
-        assert "n3" in " ".join(balance_reasons(t))
-        t.network.heal()
-        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2})
-
-
-def balance_reasons(t: Cluster) -> list[str]:
-    """What the balancers say, with the reasons of refused moves."""
-    found = []
-    for member in t.members.values():
-        balancer = member.controller.balancing
-        assert balancer is not None
-        if member.controller.decides:
-            status = balancer.status(member.runtime.time.now_ms())
-            found += [status["reason"], *(move["reason"] for move in (status["run"] or {"moves": []})["moves"])]
-    return found
-
-
-async def test_a_hand_over_to_a_node_that_the_leader_cannot_dial_is_refused(
-    tmp_path: Path, start_cluster: ClusterFactory
-) -> None:
-    """Whoever asks for it: a balancer, an operator's order, or one of another version, which does not know."""
-    async with start_cluster(tmp_path, partitions=1) as t:
-        leader = await t.led()
-        await leader.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
-        deaf, other = (follower.node for follower in t.followers())
-        t.network.deafen(deaf)
-        await eventually(lambda: not leader.runtime.reaches(deaf))
-        transfer = LeadershipTransfer(leader.runtime)
-        epoch = leader.partition().replica.epoch
-        with pytest.raises(NotReady, match="cannot be dialled from here"):
-            await transfer.answer("n9", encode(0, epoch, deaf, 1_000))
-        await transfer.answer("n9", encode(0, epoch, other, 1_000))
-        new = await t.led_by_another(leader)
-        assert new.node == other

@@ -389,6 +389,7 @@ async def test_a_checkpoint_that_is_short_is_made_later(
         assert not leader.failures
 
 
+@pytest.mark.logs_errors("storage.full")  # by each node that looks at its disk meanwhile
 async def test_without_space_for_writes_a_cluster_still_elects_leaders(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:

@@ -8,9 +8,9 @@ runs in a greenlet and switches back here to wait.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from greenlet import getcurrent, greenlet
@@ -37,24 +37,15 @@ class Stuck(AssertionError):
 
 
 class KernelEvent:
-    """Something that will happen; ordered by its time, then by when it was asked for."""
+    """Something that will happen."""
 
-    __slots__ = ("at_ns", "boots", "callback", "machine", "number")
+    __slots__ = ("boots", "callback", "machine")
 
-    def __init__(
-        self, at_ns: int, number: int, callback: Callable[[], object] | None, machine: VirtualMachine | None
-    ) -> None:
-        self.at_ns = at_ns
-        self.number = number
+    def __init__(self, callback: Callable[[], object] | None, machine: VirtualMachine | None) -> None:
         self.callback = callback
         self.machine = machine
         self.boots = 0 if machine is None else machine.boots
         """Which process of its machine it belongs to."""
-
-    def __lt__(self, other: KernelEvent) -> bool:
-        if self.at_ns != other.at_ns:
-            return self.at_ns < other.at_ns
-        return self.number < other.number
 
     def cancel(self) -> None:
         """It will not happen."""
@@ -71,43 +62,50 @@ class Kernel:
         self.events_run = 0
         self._digest = 0
         self._heap: list[tuple[int, int, KernelEvent]] = []
+        """(time, number, event); numbers are in the order in which events were asked for."""
         self._numbers = 0
         self._hub = getcurrent()
         self._greenlets: set[greenlet] = set()
 
     def at(self, delay_ns: int, callback: Callable[[], object], machine: VirtualMachine | None = None) -> KernelEvent:
         """`callback` is called `delay_ns` from now, on `machine`."""
-        self._numbers = number = self._numbers + 1
-        at_ns = self.now_ns + (delay_ns if delay_ns > 0 else 0)
-        event = KernelEvent(at_ns, number, callback, machine)
-        heapq.heappush(self._heap, (at_ns, number, event))
+        event = KernelEvent(callback, machine)
+        self.again(delay_ns, event)
         return event
+
+    def again(self, delay_ns: int, event: KernelEvent) -> None:
+        """`event`, which has happened or is new, happens `delay_ns` from now."""
+        self._numbers = number = self._numbers + 1
+        heappush(self._heap, (self.now_ns + (delay_ns if delay_ns > 0 else 0), number, event))
 
     def run(self, until_ns: int, *, unless: Callable[[], bool] | None = None, events_max: int = 50_000_000) -> bool:
         """Run events until the virtual time `until_ns`, or until `unless` is true, which is asked after each event.
         Returns whether `unless` was true. Raises Stuck after `events_max` events, and what an event raises."""
         heap = self._heap
-        pop = heapq.heappop
         last = self.events_run + events_max
         install = product_machine.install
-        outside = product_machine.machine()
+        installed = outside = product_machine.machine()
         try:
             while heap and heap[0][0] <= until_ns:
-                at_ns, number, event = pop(heap)
+                at_ns, number, event = heappop(heap)
                 callback = event.callback
                 if callback is None:
                     continue
                 event.callback = None
                 machine = event.machine
-                if machine is not None:
+                if machine is None:
+                    if installed is not outside:
+                        installed = outside
+                        install(outside)
+                else:
                     if not machine.alive or machine.boots != event.boots:
                         continue
                     if machine.frozen:
                         machine.parked.append(callback)
                         continue
-                    install(machine)
-                else:
-                    install(outside)
+                    if installed is not machine:
+                        installed = machine
+                        install(machine)
                 self.now_ns = at_ns
                 self.events_run += 1
                 self._digest = (self._digest * 1_000_003 ^ at_ns ^ number) & _DIGEST_MASK

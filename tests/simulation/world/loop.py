@@ -12,10 +12,11 @@ import contextvars
 import functools
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.world.kernel import KernelEvent
 from tests.simulation.world.network import NetworkLoop
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class VirtualLoop(NetworkLoop, asyncio.AbstractEventLoop):
         self._kernel = machine.kernel
         self._ready: deque[asyncio.Handle] = deque()
         self._turn_due = False
+        self._turn_event = KernelEvent(None, machine)
         self._running = False
         self._closed = False
         self._handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
@@ -56,7 +58,12 @@ class VirtualLoop(NetworkLoop, asyncio.AbstractEventLoop):
             for _ in range(count):
                 handle = ready.popleft()
                 if not handle._cancelled:
-                    handle._run()
+                    try:
+                        handle._context.run(handle._callback, *handle._args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - as asyncio.Handle: the loop's handler gets it
+                        self._raised(handle, error)
         finally:
             self._running = False
             asyncio_events._set_running_loop(None)
@@ -67,7 +74,13 @@ class VirtualLoop(NetworkLoop, asyncio.AbstractEventLoop):
         if not self._turn_due and not self._closed:
             self._turn_due = True
             kernel = self._kernel
-            kernel.at(TURN_NS + int(kernel.random.random() * TURN_NS), self._turn, self.machine)
+            event = self._turn_event
+            event.callback = self._turn
+            kernel.again(TURN_NS + int(kernel.random.random() * TURN_NS), event)
+
+    def _raised(self, handle: asyncio.Handle, error: BaseException) -> None:
+        what = f"Exception in callback {handle!r}"
+        self.call_exception_handler({"message": what, "exception": error, "handle": handle})
 
     def time(self) -> float:
         return self.machine.monotonic_s()
@@ -75,7 +88,7 @@ class VirtualLoop(NetworkLoop, asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Call(callback, args, self, context)
         self._ready.append(handle)
         if not self._turn_due:
             self._want_turn()
@@ -186,11 +199,51 @@ class VirtualLoop(NetworkLoop, asyncio.AbstractEventLoop):
         return future
 
 
+class _Call(asyncio.Handle):
+    """A call that is due; asyncio's asks the loop for its debug mode each time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., Any],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
 class _Timer(asyncio.TimerHandle):
-    """A timer that knows its event."""
+    """A timer that knows its event; see `_Call`."""
 
     __slots__ = ("event",)
     event: Any
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = False
+        self.event = None
 
 
 class _VirtualPool:

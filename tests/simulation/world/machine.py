@@ -114,8 +114,8 @@ class VirtualMachine:
         return max(0, round(seconds * SECOND / self.drift))
 
     def boottime_ns(self) -> int:
-        kernel_ns = self.kernel.now_ns
-        return self._local_ns + round((kernel_ns - self._drift_since_ns) * self.drift)
+        passed_ns = self.kernel.now_ns - self._drift_since_ns
+        return self._local_ns + (passed_ns if self.drift == 1.0 else round(passed_ns * self.drift))
 
     def set_drift(self, drift: float) -> None:
         """Let its clocks run at another speed from now on."""

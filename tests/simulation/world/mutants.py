@@ -12,12 +12,11 @@ Some defects need a moment that hardly any seed has. They have tests of their ow
     a read confirmed by an earlier round          tests/unit/repl/isr/read_index
     a repeated request over a pending reap        tests/unit/repl/coordinator/write_batch/test_repeated_requests.py
     a forwarded write without an answer, refused  tests/unit/repl/coordinator/test_forwarding.py
-    a reaped tombstone that is not recalled       tests/unit/repl/coordinator/tombstone_reaper
     a soft cursor of another lineage (R-SOFT)     tests/unit/queues/queue_server/test_new_leader.py
     batch ids that are given out again            tests/unit/queues/source_queue/test_rules.py
     floors or identity of a backup, out of order  tests/unit/node/backup/create/test_order_of_copies.py
     a log that is trimmed too far                 tests/unit/repl/replog
-    a leader that nobody can dial (R-REACHED)     tests/simulation/cluster/test_undialled_nodes.py
+    a leader that nobody can dial (R-REACHED)     tests/unit/repl/controller, tests/simulation/cluster
     a want of descriptors that ends a node        tests/unit/repl/storage/test_slot_file.py
 """
 
@@ -60,15 +59,15 @@ CALM: Final = Draw(seconds=8)
 ONE_WAY: Final = CALM._replace(one_way=True)
 TRIO: Final = CALM._replace(nodes=(3, 1))
 """A cluster of three nodes, and one of one."""
+APART: Final = Draw(("cut-clusters", "sink-suspend"), 150, 5)
+"""Clusters that do not see each other's writes for a while, so that they conflict."""
 CUT: Final = Draw(("cut-clusters", "kill", "freeze", "reset-connections"), 80, 6, 15)
 CUTS: Final = Draw(("cut-clusters",), 150, 4, 15)
 FROZEN: Final = Draw(("freeze", "cut-clusters"), 120, 8, 20)
 POWER: Final = Draw(("power-loss", "power-loss-of-a-cluster", "kill"), 60, 6, 15)
 CLEARED: Final = Draw(("sink-suspend", "queue-clear"), 60, 8)
 PUBLISHED: Final = Draw(("queue-suspend", "queue-resume"), 80, 12, 12)
-GAPS_AND_KILLS: Final = Draw(
-    ("queue-suspend", "queue-resume", "queue-clear", "sink-suspend", "kill", "fullsync-suspend"), 80, 14, 15
-)
+GAPS_AND_KILLS: Final = Draw(("queue-suspend", "queue-resume", "queue-clear", "sink-suspend", "kill"), 150, 24, 15)
 QUEUES: Final = Draw(
     (
         "queue-suspend", "queue-resume", "queue-clear", "queue-release", "queue-set", "sink-suspend", "sink-resume",
@@ -90,6 +89,8 @@ RESET: Final = Draw(("reset-connections", "lossy-network", "kill"), 150, 16, 15,
 SIZES: Final = Draw(("properties-set",), 150, 30, 12)
 REWRITTEN: Final = Draw(("kv-reap", "slow-disk"), 150, 40, 15)
 """Writes are long under way, so that a tombstone may be due meanwhile."""
+FILTERED: Final = Draw(("queue-set",), 120, 40, 20)
+"""Queues include less for a while, so that tombstones are reaped which the other cluster never saw."""
 LEFT: Final = Draw(("queue-throttle", "queue-suspend", "queue-delist"), 20, 40, 12)
 EMPTIED: Final = Draw(("lost-directory", "write-much"), 20, 6, 20, (3, 1))
 """Followers that come back with nothing, to leaders whose logs do not reach back to the beginning."""
@@ -111,8 +112,8 @@ class Mutant(NamedTuple):
 
 MUTANTS: Final = (
     # versions
-    Mutant(versions.pushes_replace, "nothing-lost", CALM, quick=True),
-    Mutant(versions.pushes_know_no_properties, "nothing-lost", CALM, quick=True),
+    Mutant(versions.pushes_replace, "nothing-lost", APART, quick=True),
+    Mutant(versions.pushes_know_no_properties, "nothing-lost", APART, quick=True),
     Mutant(versions.keeps_what_it_had, "errors", CUTS),
     Mutant(versions.writes_replace_what_they_have_not_seen, "nothing-lost", CALM, quick=True),
     Mutant(versions.forgets_requests, "committed-reads", CALM, 3),
@@ -126,6 +127,7 @@ MUTANTS: Final = (
     Mutant(versions.forgets_what_it_has_reaped, "nothing-lost", REAPED, 2),
     Mutant(versions.writes_below_what_was_reaped, "nothing-lost", REAPED, 2),
     Mutant(versions.reaps_what_was_rewritten, "nothing-lost", REWRITTEN, 5),
+    Mutant(versions.recalls_nothing, "world", FILTERED, 2),
     # replicas
     Mutant(replicas.commits_what_is_durable_here, "delivered", ISOLATED),
     Mutant(replicas.acknowledges_what_is_not_on_disk, "world", POWER),
@@ -151,7 +153,7 @@ MUTANTS: Final = (
     Mutant(queues.takes_cleared_changes_for_excluded, "delivered", CLEARED, quick=True),
     Mutant(queues.moves_cursors_without_gaps, "delivered", CLEARED, quick=True),
     Mutant(queues.ends_gaps_where_they_began, "delivered", PUBLISHED),
-    Mutant(queues.forgets_gaps_when_it_leads, "delivered", GAPS_AND_KILLS, quick=True),
+    Mutant(queues.forgets_gaps_when_it_leads, "delivered", GAPS_AND_KILLS, 3, quick=True),
     Mutant(queues.closes_gaps_without_proof, "closed-gaps", MINUTE),
     Mutant(queues.closes_gaps_by_clocks, "closed-gaps", MINUTE_OF_CLOCKS, 3),
     # full-sync
@@ -171,5 +173,5 @@ MUTANTS: Final = (
     Mutant(told.tells_gaps_of_another_offset, "told", QUEUES),
     Mutant(told.finds_no_gaps, "told", CLEARED, quick=True),
     Mutant(told.finds_replicas_out_of_sync, "told", CLEARED),
-    Mutant(told.a_note_of_conflicts_raises, "errors", CALM, quick=True),
+    Mutant(told.a_note_of_conflicts_raises, "errors", APART, quick=True),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from isthmus.client.operations import Operations
 from isthmus.node.admin_api import unsafe_recovery
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.coordinator import write_batch
-from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
+from isthmus.repl.coordinator.tombstone_reaper import ReapBatch, Reaper
 from isthmus.repl.coordinator.write_batch import CurrentVersion, Decision, WriteBatch
 from isthmus.repl.isr.epochs import epoch_at
 from isthmus.repl.model import objects
@@ -136,6 +137,16 @@ def forgets_what_it_has_reaped(patch: Patch) -> None:
 def writes_below_what_was_reaped(patch: Patch) -> None:
     """A write of a reaped key does not begin above its tombstone's clock."""
     patch.setattr(WriteBatch, "reaped_clock", lambda self, name: ())
+
+
+def recalls_nothing(patch: Patch) -> None:
+    """Full-sync cannot write a reaped tombstone again: a value that another cluster still holds stays there (against
+    R-REAP)."""
+
+    async def none(self: Reaper, keys: Sequence[Key]) -> set[Key]:
+        return set()
+
+    patch.setattr(Reaper, "recall", none)
 
 
 def reaps_what_was_rewritten(patch: Patch) -> None:

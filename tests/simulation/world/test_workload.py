@@ -170,7 +170,7 @@ def test_clients_of_a_world_do_everything_and_find_nothing_wrong() -> None:
     with World(7, shape) as world:
         world.start()
         world.prepare()
-        operations = plan.drawn(7, shape=shape, operations=250, acts=0, seconds=20.0)
+        operations = plan.drawn(7, shape=shape, operations=400, acts=0, seconds=20.0)
         world.perform(operations.steps)
         world.kernel.run_for(10.0)
         assert [*world.failures, *NothingLost().judge(world), *CommittedReads().judge(world)] == []

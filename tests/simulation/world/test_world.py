@@ -17,6 +17,8 @@ CHECKOUT = Path(__file__).parents[3]
 
 SEEDS = range(40)
 
+pytestmark = pytest.mark.timeout(180)  # some take seven seconds of a core, and the last one twice as much
+
 
 @pytest.mark.parametrize("seed", seeds(SEEDS))
 def test_a_world_ends_equal_and_nothing_is_lost_unnamed(seed: int) -> None:

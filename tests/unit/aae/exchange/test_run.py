@@ -252,7 +252,7 @@ class PushedRepairs(FakeRepairs):
 
 async def test_the_tombstone_of_a_reaped_key_is_written_again_before_it_is_sent() -> None:
     """The other side has a value that a removed tombstone had seen: this side recalls the tombstone and queues the key.
-    Where that does not succeed the key is not queued, and the verdict is not `repaired`."""
+    Where that does not succeed the key is not queued but named, each time, and the verdict is not `repaired`."""
     clock = encode_clock(((actor_of(OWN, 0), 2, 0),))
     source, sink = FakeEnd(reaped_row(b"b", b"k", clock), row(b"b", b"new", 5_000)), FakeEnd()
     sink.rows = [row(b"b", b"k", 4_000)._replace(clock=encode_clock(((actor_of(OWN, 0), 1, 0),)))]
@@ -267,7 +267,16 @@ async def test_the_tombstone_of_a_reaped_key_is_written_again_before_it_is_sent(
         assert checker.named[b"default"].keys[b"b", b"k"] == "behind@sink"
         assert checker.modified_ms == [5_000], "the memory of a delete has no time to learn from"
         if not remembered:
-            assert ended.reason == "1 key differs and was not queued"
+            assert ended.reason.startswith(
+                "1 key differs and was not queued; 1 key is deleted here and could not be sent"
+            )
+            assert "(b'b'/b'k')" in ended.reason
+            for _ in range(3):
+                again = await checker.check(ALL, Findings())
+                assert again.reason.count("b'k'") == 1, "named once, and not as a repair without effect"
+                assert (b"b", b"k") not in checker.sent[b"default"]
+            taking.remembered = frozenset({key})
+            assert "could not be sent" not in (await checker.check(ALL, Findings())).reason
 
 
 async def test_the_side_that_lacks_the_delete_does_not_call_it_repaired() -> None:

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from isthmus.repl.controller import controller
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.contact import ALONE_MS
+from isthmus.repl.controller.reachability import UNREACHED_MS
 from isthmus.repl.controller.suspicion import HoldTimes, Suspicions
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.model.errors import BadInput, Corruption
@@ -55,6 +56,20 @@ async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends(
         await eventually(lambda: len(cluster.decides()) == 1)
         assert cluster.decides()[0] in ("n2", "n3")
         await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
+
+
+async def test_a_node_that_nobody_can_dial_is_given_no_leadership(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-REACHED: the leaderships of a node that has ended go to those that can be dialled, though another one has as
+    few, as long a log, and its session."""
+    monkeypatch.setattr(controller, "POLL_MS", 1_000)
+
+    async with running(replace(SMALL, partition_count=12, factor=4), 1, 2, 3, 4) as cluster:
+        await eventually(lambda: cluster.online() and set(cluster.leads().values()) == {3})
+        cluster.nodes["n3"].undialled = True
+        await asyncio.sleep(UNREACHED_MS / 1000 + 2)
+        await cluster.nodes["n2"].die()
+        await eventually(lambda: cluster.online() and not cluster.leads()["n2"])
+        assert cluster.leads()["n3"] == 3
 
 
 async def test_a_node_that_cannot_read_the_records_any_more_says_so() -> None:

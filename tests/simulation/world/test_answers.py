@@ -1,0 +1,69 @@
+"""What one node of three answers for all of them, through its admin listener, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.node.daemon import Node
+from isthmus.node.observability.version import program_version
+from tests.simulation.world.three_nodes import cut_off, get, lived, on_its_loop, world
+from tests.simulation.world.world import World
+from tests.support.waiting import eventually
+
+__all__ = ("world",)
+
+
+def test_any_node_shows_version_and_disk_of_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node reports its own version and disk; a node whose links do not answer is null, with the reason."""
+
+    async def claim(nodes: dict[str, Node]) -> None:
+        n1, silent = nodes["east-1"], "east-3"
+        status, answer = await get(n1, "/admin/nodes/health")
+        assert (status, sorted(answer["nodes"]), answer["unknown"]) == (200, sorted(nodes), {})
+        for health in answer["nodes"].values():
+            assert health["version"] == program_version()
+            assert 0 < health["free_bytes"] < health["total_bytes"]
+            assert (health["certificates"], health["problems"]) == ({}, [])
+        cut_off(n1, silent, monkeypatch)
+        answer = (await get(n1, "/admin/nodes/health"))[1]
+        assert (answer["nodes"][silent], answer["unknown"]) == (None, {silent: f"not-ready: no connection to {silent}"})
+        assert answer["nodes"]["east-2"]["version"] == program_version()
+
+    lived(world, claim)
+
+
+def test_any_node_has_the_events_of_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acts and events of all nodes in order of time; one that does not answer is named; a wrong kind is refused."""
+
+    async def claim(nodes: dict[str, Node]) -> None:
+        n1, n2 = nodes["east-1"], nodes["east-2"]
+        act = {"at_ms": 2_000, "who": {"by": "ann"}, "what": {"act": "drain"}, "outcome": "done", "via": "cli"}
+        on_its_loop(world, n2, lambda: n2.services.audit.enqueue(act))
+
+        async def acts() -> tuple[int, Any] | None:
+            found = await get(n1, "/admin/events?kind=act")
+            return found if found[0] != 200 or found[1]["events"] else None
+
+        status, answer = await eventually(acts, "the act is recorded")
+        assert (status, answer["unknown"]) == (200, {})
+        assert [(each["node"], each["event"], each["text"]) for each in answer["events"]] == [
+            ("east-2", "drain", "done, by ann (cli)")
+        ]
+        status, answer = await get(n1, "/admin/events?since=3000&limit=5")
+        assert (status, [each for each in answer["events"] if each["kind"] == "act"]) == (200, [])
+        assert [each["at_ms"] for each in answer["events"]] == sorted(each["at_ms"] for each in answer["events"])
+        status, answer = await get(n1, "/admin/events?kind=gossip")
+        assert (status, answer["reason"]) == (400, "bad-query")
+        status, answer = await get(n1, "/admin/events?node=east-2&kind=act")
+        assert (status, {each["node"] for each in answer["events"]}) == (200, {"east-2"})
+        assert (await get(n1, "/admin/events?node=east-3&kind=act"))[1]["events"] == []
+        assert (await get(n1, "/admin/events?kind=act&last=60000"))[1]["events"] == [], "older, by the node's clock"
+        status, answer = await get(n1, "/admin/events?node=n9")
+        assert (status, answer["reason"]) == (404, "unknown-node")
+        cut_off(n1, "east-3", monkeypatch)
+        answer = (await get(n1, "/admin/events"))[1]
+        assert answer["unknown"] == {"east-3": "not-ready: no connection to east-3"}
+
+    lived(world, claim)

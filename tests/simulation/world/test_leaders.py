@@ -1,0 +1,67 @@
+"""Where leaders go in a cluster of three nodes, in virtual time and with the product's own delays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from isthmus.repl.controller.leader_balancer import REST_MIN_MS
+from tests.simulation.world.asking import ask
+from tests.simulation.world.clusters import Shape
+from tests.simulation.world.node import ADMIN_PORT, CLUSTER_PORT, HTTP_PORT
+from tests.simulation.world.node_state import leaders_of, records_of
+from tests.simulation.world.world import World
+
+EVEN = {"east-1": 2, "east-2": 2, "east-3": 2}
+
+SETTLES_S = 60.0
+"""Within this virtual time leaderships are where they stay."""
+
+
+def led(world: World) -> Counter[str]:
+    """How many partitions each node leads and serves."""
+    return Counter(each.node for each in leaders_of(world.clusters["east"]).values())
+
+
+def test_a_node_that_nobody_can_dial_settles_as_a_follower() -> None:
+    """Its listener is closed while it leads; its own dials and its session stand. It gives way, and is given no
+    leadership back within the minute of its rest; afterwards the balancer asks, and the others refuse, since they
+    cannot dial it: the status says both. No write fails meanwhile, and as a follower it stays in sync. When it can be
+    dialled again it leads its share."""
+    with World("undialled", Shape((3,), 6)) as world:
+        world.start()
+        world.run_until(lambda: led(world) == EVEN, SETTLES_S, "each node leads its share")
+        deaf = world.clusters["east"].nodes["east-3"].machine
+        world.network.refuse(deaf, CLUSTER_PORT)
+        for end in world.network.connections():
+            if end.remote == (deaf.address, CLUSTER_PORT):
+                world.network.reset(end)
+        two = {"east-1": 3, "east-2": 3}
+        world.run_until(lambda: led(world) == two, SETTLES_S, "the others lead")
+
+        async def status() -> dict[str, Any]:
+            answer = await ask(world.clusters["east"].address(2), ADMIN_PORT, "GET", "/admin/leaders")
+            document: dict[str, Any] = answer.document
+            return document
+
+        async def written() -> None:
+            for number in range(200):
+                path = f"/types/default/buckets/b/keys/{number}"
+                answer = await ask(world.clusters["east"].address(1), HTTP_PORT, "PUT", path, {})
+                assert answer.status == 204, answer
+                assert led(world) == two
+                if number == 0:
+                    assert "east-3 gave way as a leader" in (await status())["reason"]
+                await asyncio.sleep(REST_MIN_MS / 1000 / 100)
+            shown = await status()
+            moves = (shown["run"] or {"moves": []})["moves"]
+            assert any("east-3" in move["reason"] for move in moves), shown
+
+        task = world.clients.loop.create_task(written())
+        world.run_until(task.done, 3 * SETTLES_S, "all is written")
+        task.result()
+        records = records_of(world.clusters["east"]).values()
+        assert all(len(record.isr) == 3 for record in records)
+        world.network.refuse(deaf, CLUSTER_PORT, refused=False)
+        world.run_until(lambda: led(world) == EVEN, 2 * SETTLES_S, "each node leads its share again")
