@@ -303,7 +303,7 @@ class Prepared(NamedTuple):
     size_bytes: int
 
 
-class Rows:
+class RowChanges:
     """Changes of rows for one batch, bound to no database: it outlives that it is opened again."""
 
     def __init__(self) -> None:
@@ -721,11 +721,11 @@ class LevelStore:
             if newest_s - self._thinned_at_s.get(partition, 0) < THIN_EVERY_S:
                 continue
             self._thinned_at_s[partition] = newest_s
-            marks, batch = self._prefixes_of(partition).mark, Rows()
+            marks, batch = self._prefixes_of(partition).mark, RowChanges()
             self.write_batch(thinning(self._source, marks, newest_s, batch), patient=False)
             return
 
-    def write_batch(self, batch: Rows, *, patient: bool = True) -> None:
+    def write_batch(self, batch: RowChanges, *, patient: bool = True) -> None:
         """Write changes atomically. Raises LocalFault, then and on every later write. While LevelDB is short of
         something it waits, until the store is closed; if not `patient` it raises StorageShort instead, and the batch
         may be written later: it is there as a whole, or not at all."""
@@ -892,11 +892,11 @@ class PatientWriter:
     def __init__(self, store: LevelStore) -> None:
         self._store = store
 
-    def new_batch(self) -> Rows:
+    def new_batch(self) -> RowChanges:
         """See RowWriter."""
-        return Rows()
+        return RowChanges()
 
-    def write_batch(self, batch: Rows) -> None:
+    def write_batch(self, batch: RowChanges) -> None:
         """See RowWriter."""
         self._store.write_batch(batch)
 
