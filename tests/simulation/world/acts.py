@@ -3,6 +3,7 @@
 from tests.simulation.world import (
     acts_backup,
     acts_commands,
+    acts_credentials,
     acts_data,
     acts_fullsync,
     acts_nodes,
@@ -24,4 +25,5 @@ MODULES = (
     acts_recovery,
     acts_data,
     acts_commands,
+    acts_credentials,
 )

@@ -187,7 +187,7 @@ async def backup_restore_cluster(doing: Doing) -> None:
     for node in cluster.nodes.values():
         await start(doing, node, seconds=0.0)
     await asyncio.sleep(5.0)
-    _reseeded_later(doing, cluster, loss)
+    reseeded_later(doing, cluster, loss)
     await act(doing, cluster, "/admin/cluster/reseed")
 
 
@@ -196,7 +196,7 @@ def _kill_all(cluster: WorldCluster) -> None:
         node.machine.kill()
 
 
-def _reseeded_later(doing: Doing, cluster: WorldCluster, loss: DeclaredLoss) -> None:
+def reseeded_later(doing: Doing, cluster: WorldCluster, loss: DeclaredLoss) -> None:
     """In the end no partition waits for its records."""
 
     async def reseed() -> None:

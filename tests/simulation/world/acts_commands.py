@@ -74,7 +74,7 @@ def _queue_register(doing: Doing) -> Invocation:
     cluster, _ = acts_queues.queue_of(doing)
     acts_queues.delisted_later(doing, cluster, acts_queues.EXTRA)
     begin = doing.chance.choice([["--from", "0"], ["--from", "now"], ["--positions", _positions(doing)]])
-    return Invocation(cluster, [acts_queues.EXTRA, "--filter", doing.chance.choice(acts_queues.FILTERS), *begin])
+    return Invocation(cluster, [acts_queues.EXTRA, "--filter", acts_queues.some_filter(doing), *begin])
 
 
 def _queue_delist(doing: Doing) -> Invocation:
@@ -110,7 +110,7 @@ def _queue_set(doing: Doing) -> Invocation:
     cluster, queue = acts_queues.queue_of(doing)
     acts_queues.default_later(doing, cluster, queue)
     values = doing.chance.choice(
-        [["--filter", doing.chance.choice(acts_queues.FILTERS)], ["--lease", "2s"], ["--overflow", "replay"],
+        [["--filter", acts_queues.some_filter(doing)], ["--lease", "2s"], ["--overflow", "replay"],
          ["--from", "0"], ["--default"], ["--cascade"], ["--object-limit", "3"]]
     )  # fmt: skip
     return Invocation(cluster, [queue, *values, "--yes"])
@@ -167,7 +167,7 @@ def _sink_throttle(doing: Doing) -> Invocation:
 
 def _sink_check(doing: Doing) -> Invocation:
     cluster, link = _link(doing, number=None)
-    return Invocation(cluster, [link["url"], link["queue"], "--peer-cluster", link["cluster"]])
+    return Invocation(cluster, [link["url"], link["queue"], "--peer-cluster", link["cluster"], *_token_of(link)])
 
 
 def _sink_add_peer(doing: Doing) -> Invocation:
@@ -175,7 +175,12 @@ def _sink_add_peer(doing: Doing) -> Invocation:
     link["queue"] = doing.chance.choice([link["queue"], acts_queues.EXTRA])
     if link["queue"] == acts_queues.EXTRA or link["url"] not in acts_sinks.of_file(doing, cluster):
         acts_sinks.removed_later(doing, cluster, link)
-    return Invocation(cluster, [link["url"], link["queue"], "--peer-cluster", link["cluster"], "--yes"])
+    named = [link["url"], link["queue"], "--peer-cluster", link["cluster"], *_token_of(link)]
+    return Invocation(cluster, [*named, "--yes"])
+
+
+def _token_of(link: dict[str, str]) -> list[str]:
+    return ["--peer-token-file", link["token_file"]] if "token_file" in link else []
 
 
 def _sink_remove_peer(doing: Doing) -> Invocation:

@@ -142,7 +142,7 @@ async def node_add(doing: Doing) -> None:
     world = doing.world
     number = len(cluster.nodes) + 1
     first = cluster.nodes[f"{cluster.name}-1"]
-    made = add_node(world.kernel, world.network, world.directory, world.clusters, cluster, number, world.shape)
+    made = add_node(world.kernel, world.network, world.directory, cluster, number)
     made.machine.on_uncaught = world.story.uncaught
     text = first.file.read_text().replace(f'"{first.name}"', f'"{made.name}"')
     text = text.replace(first.machine.address + ":", made.machine.address + ":")

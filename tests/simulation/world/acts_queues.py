@@ -22,6 +22,14 @@ EMPTY: Final = frozenset((b"", b"{}", b'{"suspensions":[]}', b'{"lost":[]}', b'{
 
 FILTERS: Final = ("any", "block_rtq", "buckettype:default", "bucketprefix:t", "!bucketname:things", "bucketname:things")
 
+MORE_FILTERS: Final = (*FILTERS, "!bucketname:local", "bucketname:local", "!buckettype:newest, !buckettype:reaped")
+"""In worlds whose clients write to a second bucket."""
+
+
+def some_filter(doing: Doing) -> str:
+    """A filter that an operator gives to a queue."""
+    return doing.chance.choice(MORE_FILTERS if doing.world.shape.partial else FILTERS)
+
 
 def kinds(doing: Doing) -> list[str]:
     """The bucket types that clients write to."""
@@ -92,7 +100,7 @@ async def _registered(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     )
     values: dict[str, Any] = chance.choice([{}, {"overflow": "discard"}, {"queue_limit": 20}, {"cascade": True}])
     delisted_later(doing, cluster, queue)
-    filter_ = chance.choice(FILTERS)
+    filter_ = some_filter(doing)
     await _register(doing, cluster, name=queue, filter=filter_, **begin, **values)
 
 
@@ -135,14 +143,15 @@ async def queue_delist(doing: Doing) -> None:
     registered_later(doing, cluster, queue)
     await act(doing, cluster, _path(queue, "delist"), allowed={"bad-input"})
     await asyncio.sleep(doing.chance.choice((0.5, 5.0, 10.0)))
-    await _register(doing, cluster, name=queue, filter="any", **{"from": doing.chance.choice(("now", "0"))})
+    begin = {"from": doing.chance.choice(("now", "0"))}
+    await _register(doing, cluster, name=queue, filter=doing.world.shape.filter_of(cluster.name), **begin)
 
 
 def registered_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:
     loss = doing.declare_loss(Scope.QUEUE, cluster.name, queue=queue)
 
     async def register() -> None:
-        values = {"name": queue, "filter": "any", "from": "0"}
+        values = {"name": queue, "filter": doing.world.shape.filter_of(cluster.name), "from": "0"}
         await insist(doing, cluster, "/admin/queues/register", over={"bad-input"}, **values)
         doing.loss_is_over(loss)
 
@@ -215,7 +224,7 @@ async def queue_set(doing: Doing) -> None:
     cluster, queue = queue_of(doing)
     chance = doing.chance
     values: dict[str, Any] = chance.choice(
-        [{"filter": chance.choice(FILTERS)}, {"filter": chance.choice(FILTERS), "from": "0"}, {"from": "0"},
+        [{"filter": some_filter(doing)}, {"filter": some_filter(doing), "from": "0"}, {"from": "0"},
          {"overflow": chance.choice(("replay", "discard"))}, {"queue_limit": chance.choice((1, 10, 1_000))},
          {"object_limit": chance.choice((0, 5))}, {"object_size_limit": chance.choice((0, 100))},
          {"lease_ms": chance.choice((100, 1_000, 30_000))}, {"cascade": chance.random() < 0.5},

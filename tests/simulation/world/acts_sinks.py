@@ -24,7 +24,10 @@ def link_of(doing: Doing, cluster: WorldCluster, *, number: int | None = 1) -> d
     source = doing.world.clusters[doing.chance.choice(cluster.receives_from)]
     nodes = list(source.nodes.values())
     node = doing.chance.choice(nodes) if number is None else nodes[number - 1]
-    return {"queue": cluster.name, "url": node.http_url, "cluster": source.name}
+    link = {"queue": cluster.name, "url": node.http_url, "cluster": source.name}
+    if source.credentials is not None:
+        link["token_file"] = str(source.credentials.file("replicate"))
+    return link
 
 
 @step(StepKind.ACT, weight=12, covers=("POST /admin/sink/suspend",))

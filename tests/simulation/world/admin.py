@@ -103,13 +103,17 @@ async def ask(
     body: dict[str, Any] | None = None,
     *,
     allowed: Collection[str] = (),
-    token: str = "",
+    token: str | None = None,
 ) -> Answer | None:
-    """One request, a POST where it has a body. None: no answer, of a node that could not give one. `allowed`: further
-    reasons of 400, 401, 403 and 409 that are right. Raises WrongAnswer."""
+    """One request, a POST where it has a body, with an administrator's token or `token` ("": none). None: no answer,
+    of a node that could not give one. `allowed`: further reasons of 400, 401, 403 and 409 that are right. Raises
+    WrongAnswer."""
     world = doing.world
     method = "GET" if body is None else "POST"
-    before = _state(world, node)
+    usual = token is None
+    if token is None:
+        token = "" if node.credentials is None else node.credentials.shown["admin"]
+    before, began_ns = _state(world, node), world.kernel.now_ns
     try:
         status, raw = await _exchange(world, node, method, path, body, token)
     except (OSError, HttpParserError) as error:
@@ -121,6 +125,8 @@ async def ask(
     if body is not None or not answer.done:
         said = answer.body.get("error") or answer.body.get("outcome") or ""
         doing.tell(f"{method} {node.name} {path} {_shown(body)}: {status} {answer.reason} {str(said)[:160]}")
+    if usual and answer.reason == "unauthorized" and node.credentials and began_ns < node.credentials.removed_ns:
+        return None  # it was on its way with a token that has been taken out
     why = wrong(answer, allowed, disturbed=bool(world.broken))
     if why:
         raise WrongAnswer(f"{method} {path} {_shown(body)} at {node.name}: {status} {raw[:300]!r}: {why}")
@@ -231,6 +237,7 @@ async def _exchange(
     loop = asyncio.get_running_loop()
     before = _state(world, node)
     host = node.machine.address
+    context = None if node.credentials is None else node.credentials.client
     data = b"" if body is None else json.dumps({"by": "operator", **body}).encode()
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}:{ADMIN_PORT}", "Connection: close", "Accept: */*"]
     lines += [f"{name}: {value}" for name, value in header_of(PATIENCE_S).items()]
@@ -239,7 +246,7 @@ async def _exchange(
     if token:
         lines.append(f"Authorization: Bearer {token}")
     async with asyncio.timeout(PATIENCE_S):
-        transport, exchange = await loop.create_connection(lambda: _Exchange(loop), host, ADMIN_PORT)
+        transport, exchange = await loop.create_connection(lambda: _Exchange(loop), host, ADMIN_PORT, ssl=context)
     try:
         transport.write("\r\n".join([*lines, "", ""]).encode() + data)
         left_s = PATIENCE_S + MARGIN_S

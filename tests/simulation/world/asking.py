@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.simulation.world.credentials import headers_of
+
+if TYPE_CHECKING:
+    from tests.simulation.world.credentials import Credentials
 
 TIMEOUT_S = 15.0
 """Longest wait for an answer, by the clock of the machine that asks."""
@@ -23,14 +28,24 @@ class NoAnswer(Exception):
     """The node could not be reached, did not answer in time, or answered with something else than HTTP and JSON."""
 
 
-async def ask(host: str, port: int, method: str, path: str, body: Any = None, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Ask a listener, on the running loop's machine. Raises NoAnswer."""
+async def ask(
+    host: str,
+    port: int,
+    method: str,
+    path: str,
+    body: Any = None,
+    timeout_s: float = TIMEOUT_S,
+    credentials: Credentials | None = None,
+) -> Answer:
+    """Ask a listener, on the running loop's machine, as an administrator. Raises NoAnswer."""
     data = b"" if body is None else json.dumps(body).encode()
     kind = "" if body is None else f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    head = f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n{kind}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n{kind}"
+    head += "".join(f"{line}\r\n" for line in (*headers_of(credentials, "admin"), ""))
+    context = None if credentials is None else credentials.client
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port, limit=LIMIT_BYTES)
+            reader, writer = await asyncio.open_connection(host, port, limit=LIMIT_BYTES, ssl=context)
             try:
                 writer.write(head.encode() + data)
                 answer = await reader.read(-1)

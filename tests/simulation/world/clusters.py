@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.simulation.world.credentials import Credentials
 from tests.simulation.world.disk import WorldDisk
 from tests.simulation.world.ensemble import Ensemble
 from tests.simulation.world.machine import VirtualMachine
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
     from tests.simulation.world.network import Network
 
 NAMES = ("east", "west", "south")
+
+ANY = ("any", "any")
+
+FILTERS = (
+    "buckettype:default",
+    "!buckettype:default",
+    "!buckettype:newest",
+    "!buckettype:last, !buckettype:announced",
+    "bucketname:things",
+    "!bucketname:local",
+    "any, !bucketprefix:loc",
+    "block_rtq",
+)
+"""Of queues, in worlds where not everything is replicated everywhere. Clients write to the buckets things and local."""
 
 TEMPLATE = """\
 [node]
@@ -32,7 +47,7 @@ hosts = "metastore.{cluster}:2181"
 [replication]
 partitions = {partitions}
 factor = {factor}
-log_file_size = "256KB"
+log_file_size = "{log_file_size}"
 log_batch_size = "64KB"
 log_size = "1MB"
 removed_copy_grace = "10s"
@@ -50,6 +65,18 @@ class Shape(NamedTuple):
     partitions: int = 3
     one_way: bool = False
     """The last cluster only receives."""
+    filters: tuple[str, str] = ("any", "any")
+    """The filters of the first cluster's queues, and of those of the others."""
+    compared: str = "*"
+    """The bucket types that full-syncs compare."""
+    bulky: bool = False
+    """Values are large and logs small: logs are trimmed within a minute."""
+    rollback: bool = False
+    """Metastores may go back to an earlier state."""
+    tokens: bool = False
+    """Listeners need tokens."""
+    tls: bool = False
+    """Listeners and links have TLS, too."""
 
     @classmethod
     def drawn(cls, random: Random) -> Shape:
@@ -57,6 +84,29 @@ class Shape(NamedTuple):
         clusters = random.choice((2, 2, 2, 3))
         nodes = tuple(random.choice((1, 2, 3, 3)) for _ in range(clusters))
         return cls(nodes, random.choice((1, 2, 3)), random.random() < 0.2)
+
+    def with_features(self, random: Random) -> Shape:
+        """The shape with settings other than the defaults, by chance: about half of all worlds have some."""
+        filters, compared = random.sample(FILTERS, 2), random.choice(("default", "default,announced"))
+        one_filter = random.random() < 0.5
+        draws = [random.random() for _ in range(6)]
+        return self._replace(
+            filters=((filters[0], "any") if one_filter else (filters[0], filters[1])) if draws[0] < 0.25 else ANY,
+            compared=compared if draws[1] < 0.12 else "*",
+            bulky=draws[2] < 0.12,
+            rollback=draws[3] < 0.15,
+            tokens=draws[4] < 0.2,
+            tls=draws[4] < 0.2 and draws[5] < 0.4,
+        )
+
+    @property
+    def partial(self) -> bool:
+        """Not everything is replicated or compared."""
+        return self.filters != ANY or self.compared != "*"
+
+    def filter_of(self, cluster: str) -> str:
+        """The filter of a cluster's queues."""
+        return self.filters[0 if cluster == NAMES[0] else 1]
 
 
 class WorldCluster:
@@ -69,6 +119,7 @@ class WorldCluster:
         self.nodes: dict[str, WorldNode] = {}
         self.receives_from: tuple[str, ...] = ()
         """Clusters whose queues its sinks fetch."""
+        self.credentials: Credentials | None = None
 
     def address(self, number: int) -> str:
         """The address of its node `number`, from 1 on."""
@@ -84,7 +135,9 @@ def make_clusters(kernel: Kernel, network: Network, directory: Path, shape: Shap
     """The clusters of a world, with their nodes' files written; nothing runs yet."""
     clusters: dict[str, WorldCluster] = {}
     for number, name in enumerate(NAMES[: len(shape.nodes)], start=1):
-        clusters[name] = WorldCluster(name, number, Ensemble(kernel))
+        made = clusters[name] = WorldCluster(name, number, Ensemble(kernel))
+        if shape.tokens:
+            made.credentials = Credentials(name, directory / "people" / name, tls=shape.tls)
     names = list(clusters)
     for name, cluster in clusters.items():
         others = [each for each in names if each != name]
@@ -94,9 +147,9 @@ def make_clusters(kernel: Kernel, network: Network, directory: Path, shape: Shap
     for (name, cluster), count in zip(clusters.items(), shape.nodes, strict=True):
         receivers = [each.name for each in clusters.values() if name in each.receives_from]
         for number in range(1, count + 1):
-            made = add_node(kernel, network, directory, clusters, cluster, number, shape)
-            text = _file(cluster, made, number, count, receivers, clusters, shape)
-            made.file.write_text(text)
+            node = add_node(kernel, network, directory, cluster, number)
+            text = _file(cluster, node, number, count, receivers, clusters, shape)
+            node.file.write_text(text)
     return clusters
 
 
@@ -104,10 +157,8 @@ def add_node(
     kernel: Kernel,
     network: Network,
     directory: Path,
-    clusters: dict[str, WorldCluster],
     cluster: WorldCluster,
     number: int,
-    shape: Shape,
 ) -> WorldNode:
     """A machine with an empty directory."""
     name = f"{cluster.name}-{number}"
@@ -116,6 +167,9 @@ def add_node(
     place.mkdir()
     disk = WorldDisk(machine.wait_for_disk)
     node = cluster.nodes[name] = WorldNode(machine, cluster.name, name, place, cluster.ensemble, disk)
+    node.credentials = cluster.credentials
+    if cluster.credentials is not None:
+        cluster.credentials.furnish(place, name, machine.address)
     return node
 
 
@@ -138,18 +192,28 @@ def _file(
         port=CLUSTER_PORT,
         partitions=shape.partitions,
         factor=count,
+        log_file_size="64KB" if shape.bulky else "256KB",
     )
+    if cluster.credentials is not None:
+        text += cluster.credentials.settings()
     for receiver in receivers:
-        text += f'[[queues]]\nname = "{receiver}"\nfilter = "any"\nlease = "5s"\n'
+        text += f'[[queues]]\nname = "{receiver}"\nfilter = "{shape.filter_of(cluster.name)}"\nlease = "5s"\n'
     for source in cluster.receives_from:
-        url = f"http://{clusters[source].address(1)}:{HTTP_PORT}"
+        url = f"{node.scheme}://{clusters[source].address(1)}:{HTTP_PORT}"
         text += f'[[sink.peers]]\nurl = "{url}"\nqueue = "{cluster.name}"\ncluster = "{source}"\n'
+        text += _token_file(clusters[source])
     for receiver in receivers:
-        urls = f"http://{clusters[receiver].address(1)}:{HTTP_PORT}"
+        urls = f"{node.scheme}://{clusters[receiver].address(1)}:{HTTP_PORT}"
         text += (
             f'[[fullsync]]\nname = "{receiver}"\nurls = "{urls}"\nqueue = "{receiver}"\n'
-            f'cluster = "{receiver}"\nauto = 24\n'
-        )
-        if cluster.name in clusters[receiver].receives_from and receiver in cluster.receives_from:
+            f'cluster = "{receiver}"\nauto = 24\nbucket_types = "{shape.compared}"\n'
+        ) + _token_file(clusters[receiver])
+        both = cluster.name in clusters[receiver].receives_from and receiver in cluster.receives_from
+        if both and shape.filter_of(cluster.name) == shape.filter_of(receiver):
             text += f'bidirectional = true\npeer_queue = "{cluster.name}"\n'
     return text
+
+
+def _token_file(cluster: WorldCluster) -> str:
+    """What nodes of other clusters show to a cluster."""
+    return "" if cluster.credentials is None else f'token_file = "{cluster.credentials.file("replicate")}"\n'

@@ -69,8 +69,10 @@ async def run(
             return None
         node = doing.chance.choice(cluster.running)
         argv += ["--admin", node.admin_url]
+        if cluster.credentials is not None:
+            argv += cluster.credentials.options()
     before = world.disturbances, node and node.machine.boots
-    calm = not world.broken
+    calm, began_ns = not world.broken, world.kernel.now_ns
     code, out, err = await world.operators.loop.run_in_executor(None, functools.partial(_run, world, argv))
     calm = calm and not world.broken and before == (world.disturbances, node and node.machine.boots)
     calm = calm and (node is None or (node.running and node.node is not None and not node.node.stopping))
@@ -84,6 +86,8 @@ async def run(
         return Ran(code, reason, _json(out))  # it has an outcome, of which the code tells
     if code == Exit.BROKEN or not reason:
         raise WrongAnswer(f"isthmus {' '.join(argv)}: {code}\n{err}")
+    if reason == "unauthorized" and cluster.credentials and began_ns < cluster.credentials.removed_ns:
+        return None
     if reason in allowed or reason in REASONS:
         return Ran(code, reason, failure)
     if calm or reason != "unavailable":

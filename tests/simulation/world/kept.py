@@ -19,5 +19,6 @@ def plan_of(text: str) -> Plan:
     """The plan that `text_of` wrote."""
     read = json.loads(text)
     shape = read["plan"]["shape"]
-    shape["nodes"] = tuple(shape["nodes"])
+    for name in ("nodes", "filters"):
+        shape[name] = tuple(shape[name])
     return Plan(read["plan"]["seed"], Shape(**shape), tuple(Step(*each) for each in read["steps"]))

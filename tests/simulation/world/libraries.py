@@ -2,7 +2,7 @@
 
 `urllib3` and `httpcore2` ask `select.poll` whether an idle connection was closed, and `ssl.SSLContext.wrap_socket` for
 TLS, both of which know descriptors of the real system only. Real sockets are passed on. APScheduler asks `datetime` for
-the time.
+the time, the Python client `time`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from apscheduler.executors import base as executors
 from apscheduler.schedulers import base as schedulers
 from urllib3.util.ssltransport import SSLTransport
 
+from isthmus.client import options
 from isthmus.repl.machine import machine as product_machine
 from tests.simulation.world.sockets import VirtualSocket
 
@@ -32,9 +33,20 @@ def libraries_in_the_world() -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(select, "poll", _Poll))
         patches.enter_context(mock.patch.object(ssl.SSLContext, "wrap_socket", _wrap_socket))
+        patches.enter_context(mock.patch.object(options, "time", _MachineTime))
         for module in (schedulers, executors):
             patches.enter_context(mock.patch.object(module, "datetime", _MachineDatetime))
         yield
+
+
+class _MachineTime:
+    """`time` of the Python client's options, which look at a token's file once a second."""
+
+    @staticmethod
+    def monotonic() -> float:
+        """The time by the machine's clock; 0 before it runs, when clients are made."""
+        machine = product_machine()
+        return machine.monotonic_s() if getattr(machine, "network", None) is not None else 0.0
 
 
 class _MachineDatetime(datetime):

@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.simulation.world import mutants_backups as backups
+from tests.simulation.world import mutants_credentials as credentials
 from tests.simulation.world import mutants_queues as queues
 from tests.simulation.world import mutants_replicas as replicas
 from tests.simulation.world import mutants_told as told
@@ -47,10 +48,12 @@ class Draw(NamedTuple):
     seconds: float = 10.0
     nodes: tuple[int, ...] = (1, 1)
     one_way: bool = False
+    tls: bool = False
+    """With tokens, too."""
 
     def plan(self, seed: int) -> Plan:
         """The plan of a seed."""
-        shape = Shape(self.nodes, 1, self.one_way)
+        shape = Shape(self.nodes, 1, self.one_way, tokens=self.tls, tls=self.tls)
         names = {*KINDS[StepKind.OPERATION], *self.among}
         return drawn(seed, shape=shape, operations=self.operations, acts=self.acts, seconds=self.seconds, among=names)
 
@@ -95,6 +98,11 @@ LEFT: Final = Draw(("queue-throttle", "queue-suspend", "queue-delist"), 20, 40, 
 EMPTIED: Final = Draw(("lost-directory", "write-much"), 20, 6, 20, (3, 1))
 """Followers that come back with nothing, to leaders whose logs do not reach back to the beginning."""
 COPIED: Final = Draw(("backup-create", "backup-restore-cluster"), 250, 6, 20)
+
+ROTATED: Final = Draw(("token-rotate",), 20, 2, 15, tls=True)
+SPOILED: Final = Draw(("token-file-spoil",), 20, 2, 15, tls=True)
+CERTIFIED: Final = Draw(("certificate-spoil",), 20, 4, 15, tls=True)
+RENEWED: Final = Draw(("certificate-renew",), 20, 2, 15, tls=True)
 
 
 class Mutant(NamedTuple):
@@ -167,6 +175,12 @@ MUTANTS: Final = (
     Mutant(queues.registers_with_what_was_left, "step queue-delist", LEFT),
     # backups
     Mutant(backups.copies_the_log_before_the_rows, "step backup-create", COPIED, 2),
+    # tokens and certificates
+    Mutant(credentials.permits_nobody_by_a_spoiled_file, "step token-file-spoil", SPOILED, 2, quick=True),
+    Mutant(credentials.keeps_what_it_granted, "step token-rotate", ROTATED, quick=True),
+    Mutant(credentials.is_silent_about_spoiled_files, "step token-file-spoil", SPOILED, quick=True),
+    Mutant(credentials.takes_any_certificate, "step certificate-spoil", CERTIFIED, 2, quick=True),
+    Mutant(credentials.needs_a_restart_for_certificates, "step certificate-renew", RENEWED, quick=True),
     # what operators are told
     Mutant(told.takes_what_waits_for_acknowledged, "told", CLEARED, 2),
     Mutant(told.is_never_behind, "told", QUEUES, quick=True),

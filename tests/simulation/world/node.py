@@ -18,6 +18,7 @@ from isthmus.repl.store.leveldb import LevelStore
 from tests.simulation.world.machine import VirtualMachine
 
 if TYPE_CHECKING:
+    from tests.simulation.world.credentials import Credentials
     from tests.simulation.world.disk import WorldDisk
     from tests.simulation.world.ensemble import Ensemble
 
@@ -37,6 +38,8 @@ class WorldNode:
         self.file = directory / "node.toml"
         self.ensemble = ensemble
         self.disk = disk
+        self.credentials: Credentials | None = None
+        """Its cluster's; None: everybody may do everything."""
         self.node: daemon.Node | None = None
         self.life: asyncio.Task[int] | None = None
         self.ended: list[tuple[int, str]] = []
@@ -48,14 +51,19 @@ class WorldNode:
         return self.machine.alive
 
     @property
+    def scheme(self) -> str:
+        """How its listeners are spoken to."""
+        return "https" if self.credentials is not None and self.credentials.tls else "http"
+
+    @property
     def http_url(self) -> str:
         """Where clients reach it."""
-        return f"http://{self.machine.address}:{HTTP_PORT}"
+        return f"{self.scheme}://{self.machine.address}:{HTTP_PORT}"
 
     @property
     def admin_url(self) -> str:
         """Where operators reach it."""
-        return f"http://{self.machine.address}:{ADMIN_PORT}"
+        return f"{self.scheme}://{self.machine.address}:{ADMIN_PORT}"
 
     def start(self) -> None:
         """Begin a process of this node."""

@@ -40,6 +40,7 @@ from tests.simulation.world.sessions import RawSession
 from tests.simulation.world.workload import note_rules
 
 if TYPE_CHECKING:
+    from tests.simulation.world.clusters import WorldCluster
     from tests.simulation.world.world import World
 
 FAILURES_MAX = 5
@@ -459,14 +460,10 @@ class NothingLost:
 
     def judge(self, world: World) -> list[str]:
         finals = read_finally(world)
-        receivers = {
-            name: [each.name for each in world.clusters.values() if name in each.receives_from]
-            for name in world.clusters
-        }
         found = [
             what
             for key, keys in histories(world).items()
-            for what in lost(keys, finals.get(key, {}), receivers, functools.partial(_named, world))
+            for what in lost(keys, finals.get(key, {}), receivers_of(world, key), functools.partial(_named, world))
         ]
         return found[:FAILURES_MAX]
 
@@ -533,6 +530,34 @@ def read_finally(world: World) -> dict[Key, dict[str, State]]:
             assert read.outcome is Outcome.OK, f"the last read: {read} ({read.reason})"
             found[key][cluster.name] = State(read.clock, read.values, read.answered_ns)
     return found
+
+
+def receivers_of(world: World, key: Key) -> dict[str, list[str]]:
+    """The clusters that each cluster promises a key's changes: by its queue's filter, or by what is compared and
+    repaired."""
+    return {
+        name: [
+            each.name
+            for each in world.clusters.values()
+            if name in each.receives_from and _promises(world.clusters[name], each.name, key)
+        ]
+        for name in world.clusters
+    }
+
+
+def _promises(source: WorldCluster, queue: str, key: Key) -> bool:
+    kind, bucket, _ = (part.encode() for part in key)
+    for services in running(source).values():
+        if queue in services.queues.machines():
+            rules = services.queues.named(queue).filter
+            if rules.includes(kind, bucket):
+                return True
+            peers = services.fullsync.scheduler.peers.values()
+            if rules.accepts_repairs(kind, bucket) and any(
+                key.bucket_type in services.fullsync_status.compared(peer).get(queue, ()) for peer in peers
+            ):
+                return True
+    return False
 
 
 def _named(world: World, write: Operation, cluster: str) -> str:

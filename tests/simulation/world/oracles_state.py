@@ -395,7 +395,10 @@ class ClosedGaps:
         self._told += len(fresh)
         by_others = {line.split()[1] for line in fresh if "queue.gaps_closed" in line and "by='full-sync'" not in line}
         failures = []
+        lossy = [each for each in world.history.losses if each.until_ns > world.kernel.now_ns]
         for gap, seen in self._open.items():
+            if any(each.cluster == gap.cluster and each.queue in ("", gap.queue) for each in lossy):
+                continue  # its record may have gone back
             if gap not in now and not by_others & world.clusters[gap.cluster].nodes.keys():
                 failures += self._judge_closed(world, gap, seen, now)
         self._open = now

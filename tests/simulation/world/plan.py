@@ -11,13 +11,17 @@ from random import Random
 from typing import NamedTuple
 
 from tests.simulation.world.clusters import Shape
-from tests.simulation.world.steps import KINDS, StepKind
+from tests.simulation.world.steps import KINDS, StepKind, possible
 
 SECONDS = 60.0
 """Virtual time over which steps are spread."""
 
 FAULT_SHARE = 3
 """One of so many acts is a fault: with more, most acts of operators meet a cluster that refuses them."""
+
+
+SPECIAL = 6
+"""Steps more that a world does of those that need a feature of its shape, if it has any."""
 
 
 class Step(NamedTuple):
@@ -64,13 +68,25 @@ def drawn(
 ) -> Plan:
     """The plan of a seed: `operations` of clients, `acts` of operators and machines, of which each third is a fault.
     `among`: names of steps, of which alone there are any; acts are all of the kind of which there are any."""
-    random = Random(f"{seed}/plan")
-    shape = Shape.drawn(random) if shape is None else shape
+    random, special = Random(f"{seed}/plan"), Random(f"{seed}/features")
+    shape = Shape.drawn(random).with_features(special) if shape is None else shape
     steps = []
-    named = {kind: [name for name in known if not among or name in among] for kind, known in KINDS.items()}
+    named = {
+        kind: [name for name, each in known.items() if (name in among if among else not each.needs)]
+        for kind, known in KINDS.items()
+    }
     for kind, count in _counts(operations, acts, named):
         names = named[kind]
         weights = [KINDS[kind][name].weight for name in names]
         for name in random.choices(names, weights, k=count) if names else ():
             steps.append(Step(round(random.random() * seconds, 6), name, random.getrandbits(48)))
+    if not among and acts:
+        for name in _special(special, shape):
+            steps.append(Step(round(special.random() * seconds, 6), name, special.getrandbits(48)))
     return Plan(str(seed), shape, tuple(sorted(steps)))
+
+
+def _special(random: Random, shape: Shape) -> list[str]:
+    """Steps that need a feature of the shape, some of each feature."""
+    found = [KINDS[kind][name] for kind in StepKind for name in possible(kind, shape) if KINDS[kind][name].needs]
+    return [each.name for each in random.choices(found, [each.weight for each in found], k=SPECIAL)] if found else []

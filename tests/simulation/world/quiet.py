@@ -228,8 +228,12 @@ def unproven(world: World, before: Mapping[ResultKey, CheckResult]) -> list[str]
     both = {(one.source.name, one.sink.name): one for one in every}
     for one in every:
         back = both.get((one.sink.name, one.source.name))
-        equal = back is not None and one.queue.filter.everything and back.queue.filter.everything
         for bucket_type in compared_types(one):
+            equal = (
+                back is not None
+                and bucket_type in back.bucket_types
+                and all(each.queue.filter.accepts_all_repairs(bucket_type.encode()) for each in (one, back))
+            )
             at = one.source.name, one.peer, bucket_type
             where = f"{one.source.name}: full-sync {one.peer}, bucket type {bucket_type}"
             result = newest.get(at)
@@ -237,7 +241,12 @@ def unproven(world: World, before: Mapping[ResultKey, CheckResult]) -> list[str]
                 found.append(f"{where}: no check ended")
             elif result.verdict not in PROVING:
                 found.append(f"{where}: {result.verdict.value}: {result.reason} {dict(result.differences)}")
-            elif equal and bucket_type in back.bucket_types and result.verdict is not ExchangeVerdict.IN_SYNC:
+            elif (
+                equal
+                and back is not None
+                and bucket_type in back.bucket_types
+                and result.verdict is not ExchangeVerdict.IN_SYNC
+            ):
                 found.append(f"{where}: {result.verdict.value}, and both directions are compared")
     return found
 
@@ -305,7 +314,7 @@ def _compare_all(world: World) -> None:
     """The operator orders a check of every full-sync at one node of each cluster, and waits for their end."""
     loop = world.operators.loop
     orders = [
-        loop.create_task(_order(cluster.address(number), f"{cluster.name} compares"))
+        loop.create_task(_order(cluster, number, f"{cluster.name} compares"))
         for cluster in world.clusters.values()
         for number in [_first_ready(cluster)]
         if number
@@ -331,11 +340,13 @@ def _first_ready(cluster: WorldCluster) -> int:
     return 0
 
 
-async def _order(host: str, who: str) -> None:
+async def _order(cluster: WorldCluster, number: int, who: str) -> None:
     """Order a check of everything; while the node runs one of its own, wait for its turn."""
+    host, credentials = cluster.address(number), cluster.credentials
+    body = {"kind": "all", "by": "world"}
     while True:
         try:
-            answer = await ask(host, ADMIN_PORT, "POST", "/admin/fullsync/run", {"kind": "all", "by": "world"})
+            answer = await ask(host, ADMIN_PORT, "POST", "/admin/fullsync/run", body, credentials=credentials)
         except NoAnswer:
             answer = None
         if answer is not None and answer.status < 300:

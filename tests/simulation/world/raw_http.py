@@ -9,8 +9,10 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from isthmus.client.steps import Endpoint, NoAnswer, Response, Send
+from tests.simulation.world.credentials import headers_of
 
 if TYPE_CHECKING:
+    from tests.simulation.world.credentials import Credentials
     from tests.simulation.world.loop import VirtualLoop
 
 _SILENT: Final = "nothing within the time of the attempt"
@@ -20,8 +22,11 @@ _BODILESS: Final = (204, 304)
 class RawTransport:
     """The connections of one session."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: VirtualLoop, credentials: Credentials | None = None, role: str = "write") -> None:
+        """`credentials`: of the cluster that is asked, whose token of a role each request shows."""
         self._loop = loop
+        self._credentials = credentials
+        self._role = role
         self._connections: dict[Endpoint, _Connection] = {}
 
     async def send(self, send: Send) -> Response | NoAnswer:
@@ -30,10 +35,12 @@ class RawTransport:
         end_s = loop.time() + send.timeout_s
         node = send.node
         connection = self._connections.get(node)
+        credentials = self._credentials
         if connection is None or connection.closed:
+            context = None if credentials is None else credentials.client
             try:
                 async with asyncio.timeout(send.connect_timeout_s):
-                    _, connection = await loop.create_connection(_Connection, node.host, node.port)
+                    _, connection = await loop.create_connection(_Connection, node.host, node.port, ssl=context)
             except TimeoutError:
                 return NoAnswer(f"it cannot be reached: {_SILENT}", sent=False, silent=True)
             except OSError as error:
@@ -43,6 +50,7 @@ class RawTransport:
         body = request.body
         lines = [b"%b %b HTTP/1.1\r\nHost: %b" % (request.method, request.target, node.address.encode())]
         lines += [b"%b: %b" % header for header in request.headers]
+        lines += [line.encode() for line in headers_of(credentials, self._role)]
         if body is not None:
             lines.append(b"Content-Length: %d" % len(body))
         answer = connection.request(b"\r\n".join(lines) + b"\r\n\r\n" + (body or b""), request.method == b"HEAD")

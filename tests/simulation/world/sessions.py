@@ -25,6 +25,7 @@ from isthmus.client.names import Key as ClientKey
 from isthmus.client.nodes import Nodes
 from isthmus.client.objects import Context, Delete, NotFound, Put, StoredObject, Written
 from isthmus.client.operations import BATCH_GET
+from isthmus.client.options import Options as ClientOptions
 from isthmus.client.routes import PATH as ROUTES_PATH
 from isthmus.client.steps import Endpoint, NoAnswer, Request, Response, Send, Sleep
 from isthmus.client.steps import Operation as Exchanging
@@ -52,6 +53,12 @@ CONNECT_TIMEOUT_S: Final = 1.0
 
 ATTEMPTS: Final = 12
 """As of the Python client."""
+
+PADDINGS: Final = (0, 0, 40, 400, 4_000)
+"""Bytes that values are larger than their text."""
+
+BULKY: Final = (0, 400, 4_000, 30_000, 50_000)
+"""The same in worlds of large values."""
 
 KNOWN_MAX: Final = 3
 """Answers for one key that a session remembers, so that it may use an old one."""
@@ -138,12 +145,14 @@ class Session(ABC):
         self.known: dict[Key, list[Known]] = {}
         """The newest answers for each key, the newest last."""
         self.attempts: Attempts
+        self.paddings = PADDINGS
+        self._credentials = cluster.credentials
         self._machine = machine
         self._values = 0
 
     def endpoints(self, cluster: WorldCluster) -> list[Endpoint]:
         """The nodes of its cluster."""
-        return [Endpoint("http", node.machine.address, HTTP_PORT) for node in cluster.nodes.values()]
+        return [Endpoint(node.scheme, node.machine.address, HTTP_PORT) for node in cluster.nodes.values()]
 
     def value(self, chance: Random) -> Value:
         """A value that nobody writes a second time."""
@@ -155,7 +164,7 @@ class Session(ABC):
             indexes = (("age_int", str(chance.randrange(100))), ("name_bin", text))
         if chance.random() < 0.2:
             metadata = (("by", text),)
-        padding = chance.choice((0, 0, 40, 400, 4_000))
+        padding = chance.choice(self.paddings)
         return Value(text, Content("text/plain", indexes, metadata), padding)
 
     def now_ns(self) -> int:
@@ -181,6 +190,9 @@ class Session(ABC):
         self.refused(operation, error.reason, unknown=isinstance(error, OutcomeUnknown))
         if isinstance(error, OutcomeUnknown):
             return
+        credentials = self._credentials
+        if error.reason == "unauthorized" and credentials is not None and operation.called_ns < credentials.removed_ns:
+            return  # it was on its way with a token that has been taken out
         if not isinstance(error, Retryable) and error.reason not in EXPECTED_REFUSALS:
             self.surprised(f"{operation}: {error.reason}: {error.message}", error.reason)
 
@@ -277,7 +289,7 @@ class RawSession(Session):
         """`identified`: its writes have request ids, and are repeated while their outcome is unknown."""
         super().__init__(name, cluster, machine, history)
         self.identified = identified
-        self.attempts = Attempts(self, RawTransport(machine.loop))
+        self.attempts = Attempts(self, RawTransport(machine.loop, cluster.credentials))
         nodes = Nodes(self.endpoints(cluster), routing=routing, discover=True)
         now_s = machine.loop.time
         self._exchange = Exchange(nodes, Limits(timeout_s, None, CONNECT_TIMEOUT_S, ATTEMPTS), now_s, None, chance)
@@ -525,7 +537,13 @@ class ProductSession(Session):
     ) -> None:
         super().__init__(name, cluster, machine, history)
         urls = [str(each) for each in self.endpoints(cluster)]
-        self._client = AsyncClient(urls, routing=routing, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S)
+        options = ClientOptions(routing=routing, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S)
+        credentials = cluster.credentials
+        if credentials is not None:
+            options["token_file"] = credentials.file("write")
+            if credentials.client is not None:
+                options["ssl_context"] = credentials.client
+        self._client = AsyncClient(urls, **options)
         self._client._operations.exchange.chance = chance
         self.attempts = Attempts(self, self._client._transport)
         self._client._transport = self.attempts  # type: ignore[assignment]

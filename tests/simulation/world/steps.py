@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from tests.simulation.world.history import DeclaredLoss, Scope
 
 if TYPE_CHECKING:
-    from tests.simulation.world.clusters import WorldCluster
+    from tests.simulation.world.clusters import Shape, WorldCluster
     from tests.simulation.world.node import WorldNode
     from tests.simulation.world.world import World
 
@@ -89,6 +89,8 @@ class StepOf(NamedTuple):
     name: str
     perform: Callable[[Doing], Coroutine[Any, Any, None]]
     weight: int
+    needs: str
+    """The field of the world's shape without which there is nothing to do; "" for none."""
     covers: frozenset[str]
     """The admin routes ("POST /admin/queues/{queue}/suspend") and commands ("queue suspend") that it does."""
 
@@ -97,17 +99,23 @@ KINDS: dict[StepKind, dict[str, StepOf]] = {kind: {} for kind in StepKind}
 
 
 def step(
-    kind: StepKind, *, weight: int = 1, covers: tuple[str, ...] = ()
+    kind: StepKind, *, weight: int = 1, needs: str = "", covers: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Doing], Coroutine[Any, Any, None]]], Callable[[Doing], Awaitable[None]]]:
-    """Teach the world a step; its name is the function's, with dashes."""
+    """Teach the world a step; its name is the function's, with dashes. One that `needs` a feature is drawn in worlds of
+    a shape that has it, beside all others."""
 
     def decorated(perform: Callable[[Doing], Coroutine[Any, Any, None]]) -> Callable[[Doing], Awaitable[None]]:
         name = perform.__name__.replace("_", "-")
         assert all(name not in known for known in KINDS.values()), name
-        KINDS[kind][name] = StepOf(name, perform, weight, frozenset(covers))
+        KINDS[kind][name] = StepOf(name, perform, weight, needs, frozenset(covers))
         return perform
 
     return decorated
+
+
+def possible(kind: StepKind, shape: Shape) -> list[str]:
+    """The names of the steps of a kind that worlds of a shape can do."""
+    return [name for name, known in KINDS[kind].items() if not known.needs or getattr(shape, known.needs)]
 
 
 def found(name: str) -> StepOf:

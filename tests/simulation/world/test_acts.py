@@ -17,7 +17,7 @@ from tests.simulation.world.admin import Answer, WrongAnswer, ask, wrong
 from tests.simulation.world.clusters import Shape
 from tests.simulation.world.commands import Ran, run
 from tests.simulation.world.plan import Step
-from tests.simulation.world.steps import KINDS, Doing, StepKind
+from tests.simulation.world.steps import KINDS, Doing, StepKind, possible
 from tests.simulation.world.world import World
 from tests.support.node_status import FakeNodeStatus
 
@@ -149,14 +149,14 @@ def test_a_fault_of_the_disk_is_an_answer_while_something_is_broken() -> None:
     assert wrong(Answer(400, "bad-input", {"error": "there is one already"}), {"bad-input"}, disturbed=False) == ""
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_every_act_can_be_done(seed: int) -> None:
-    """All of them in one world without faults, at any moment: none is answered wrongly, and what they changed is taken
-    back."""
+@pytest.mark.parametrize(("seed", "shape"), [(1, Shape((2, 2), 1)), (2, Shape((2, 2), 1, tokens=True, tls=True))])
+def test_every_act_can_be_done(seed: int, shape: Shape) -> None:
+    """All that a world can do, in one without faults, at any moment: none is answered wrongly, and what they changed is
+    taken back."""
     chance = Random(seed)
-    names = list(KINDS[StepKind.ACT])
+    names = possible(StepKind.ACT, shape)
     steps = sorted(Step(chance.random() * 60, name, chance.getrandbits(48)) for name in names)
-    with World(f"acts {seed}", Shape((2, 2), 1)) as world:
+    with World(f"acts {seed}", shape) as world:
         world.start()
         world.prepare()
         world.perform(steps)

@@ -17,6 +17,8 @@ CHECKOUT = Path(__file__).parents[3]
 
 SEEDS = range(40)
 
+TLS_SEED = 23
+
 pytestmark = pytest.mark.timeout(180)  # some take seven seconds of a core, and the last one twice as much
 
 
@@ -27,12 +29,14 @@ def test_a_world_ends_equal_and_nothing_is_lost_unnamed(seed: int) -> None:
     assert outcome.failures == (), f"python -m tests.simulation.world --seeds {seed} --story"
 
 
-def test_a_seed_gives_the_same_world_in_every_process() -> None:
-    """Two processes, with different hashes of strings, run the same events in the same order and tell the same story,
-    byte for byte."""
+@pytest.mark.parametrize("seed", [5, TLS_SEED])
+def test_a_seed_gives_the_same_world_in_every_process(seed: int) -> None:
+    """Two processes, with different hashes of strings and other keys of certificates, run the same events in the same
+    order and tell the same story, byte for byte."""
+    assert drawn(seed).shape.tls == (seed == TLS_SEED)
     stories = []
     for hash_seed in ("1", "2"):
-        command = [sys.executable, "-m", "tests.simulation.world", "--seeds", "5", "--story"]
+        command = [sys.executable, "-m", "tests.simulation.world", "--seeds", str(seed), "--story"]
         done = subprocess.run(
             command, cwd=CHECKOUT, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True
         )

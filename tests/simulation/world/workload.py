@@ -26,7 +26,7 @@ from isthmus.repl.metastore.port import Versioned
 from tests.simulation.world.history import History, Key, Rules
 from tests.simulation.world.node import ADMIN_PORT
 from tests.simulation.world.raw_http import RawTransport
-from tests.simulation.world.sessions import Known, ProductSession, RawSession, Session
+from tests.simulation.world.sessions import BULKY, Known, ProductSession, RawSession, Session
 from tests.simulation.world.steps import Doing, StepKind, step
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ KEYS: Final = 5
 """Keys of each bucket type: so few that operations meet."""
 
 BUCKET: Final = "things"
+
+LOCAL: Final = "local"
+"""A bucket that some queues leave out."""
 
 WAIT_S: Final = 20.0
 """An operation that has waited this long for its session is left out."""
@@ -82,6 +85,8 @@ def prepare(world: World) -> Workload:
         note_rules(world.history, cluster)
         cluster.ensemble.tree.listen(functools.partial(_noted, world.history, cluster))
     keys = [Key(name, BUCKET, f"k{number}") for name in ("default", *made) for number in range(KEYS)]
+    if world.shape.partial:
+        keys += [Key(name, LOCAL, f"k{number}") for name in ("default", *made) for number in range(2)]
     return Workload(_sessions(world, chance), keys)
 
 
@@ -137,18 +142,22 @@ def _sessions(world: World, chance: Random) -> list[Session]:
                     timeout_s=timeout_s,
                 )
             )
+        if world.shape.bulky:
+            made[-1].paddings = BULKY
     return made
 
 
 async def _make_types(world: World, names: list[str]) -> None:
     """Make the bucket types in every cluster, and wait until every node shows their properties."""
-    transport = RawTransport(world.clients.loop)
+    clusters = world.clusters.values()
+    transports = [RawTransport(world.clients.loop, each.credentials, "admin") for each in clusters]
     try:
-        for cluster in world.clusters.values():
+        for cluster, transport in zip(clusters, transports, strict=True):
             for name in names:
                 await _make_type(transport, cluster, name)
     finally:
-        transport.close()
+        for transport in transports:
+            transport.close()
 
 
 async def _make_type(transport: RawTransport, cluster: WorldCluster, name: str) -> None:
@@ -161,7 +170,7 @@ async def _make_type(transport: RawTransport, cluster: WorldCluster, name: str) 
         }
     ).encode()
     nodes = list(cluster.nodes.values())
-    node = Endpoint("http", nodes[0].machine.address, ADMIN_PORT)
+    node = Endpoint(nodes[0].scheme, nodes[0].machine.address, ADMIN_PORT)
     request = Request(
         b"POST",
         f"/admin/bucket-types/{name}".encode(),
@@ -307,8 +316,8 @@ async def put_twice(doing: Doing) -> None:
 
 def _keys(doing: Doing) -> list[Key]:
     """Keys of one bucket, each once."""
-    bucket_type = _key(doing).bucket_type
-    keys = [key for key in doing.world.workload.keys if key.bucket_type == bucket_type]
+    some = _key(doing)
+    keys = [key for key in doing.world.workload.keys if key[:2] == some[:2]]
     return doing.chance.sample(keys, min(len(keys), doing.chance.randint(2, BATCH_MAX)))
 
 

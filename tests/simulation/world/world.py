@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+from asyncio.sslproto import _SSLProtocolTransport as SSLTransport
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,8 @@ class World:
             for each in gc.get_objects():  # libraries keep some until this process ends
                 if type(each) is VirtualSocket:
                     each.let_go()
+                elif type(each) is SSLTransport:
+                    each._closed = True
             gc.collect()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -170,7 +173,11 @@ class World:
             task = self.operators.loop.create_task(take_back(), name=what)
             self.run_until(task.done, STEP_S, what)
             task.result()
-        self.run_until(self.all_ready, HEALED_S, "all nodes serve again")
+        try:
+            self.run_until(self.all_ready, HEALED_S, "all nodes serve again")
+        except AssertionError as error:
+            waits = [f"{each.name}: {each.node.ready()[1]}" for each in self.nodes if each.node and not _ready(each)]
+            raise AssertionError(f"{error}; {'; '.join(waits)}") from error
 
     def wait_until_quiet(self, seconds: float) -> None:
         """Run until everything was delivered, compared and closed, and nothing changes any more (`quiet`); an
