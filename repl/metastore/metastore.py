@@ -36,7 +36,7 @@ from isthmus.repl.metastore.port import (
 )
 from isthmus.repl.metastore.tree_port import Create, Op, Set, Stat, VersionCheck, ZnodeClient
 from isthmus.repl.metastore.watch_cache import WatchCache
-from isthmus.repl.model.errors import Corruption, TooLarge, Unreadable
+from isthmus.repl.model.errors import TooLarge, Unreadable
 from isthmus.repl.model.record import Member, PartitionRecord, Registration
 from isthmus.repl.unforeseen import unforeseen
 
@@ -217,9 +217,11 @@ class TreeMetastore:
         return replace(record, version=written.version)
 
     def _seen_record(self, name: str, path: str, data: bytes, stat: Stat) -> PartitionRecord:
+        """The record at `path`. Raises Unreadable for one that went back, of which the last version stays: nothing is
+        decided about its partition, and the other records are read."""
         record, newest = self._record(name, path, data, stat), self._versions.get(name, -1)
         if record.version < newest:
-            raise Corruption(
+            raise Unreadable(
                 f"metastore-rollback: {path} is at version {record.version}, this process has seen version {newest}: "
                 "the metastore lost what it had confirmed, or the record was deleted by hand"
             )

@@ -4,6 +4,7 @@ It runs on every metastore."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from isthmus.repl.metastore.port import (
     Versioned,
 )
 from isthmus.repl.metastore.watch_cache import FULL_READ_INTERVAL_S
-from isthmus.repl.model.errors import Corruption, TooLarge, WrongIdentity
+from isthmus.repl.model.errors import TooLarge, WrongIdentity
 from isthmus.repl.model.record import Member
 from tests.support.metastore_clients import MetastoreClients, a_record, a_registration, eventually, started
 
@@ -531,19 +532,23 @@ async def test_concurrent_refreshes_see_everything_confirmed_before_them(clients
             assert await asyncio.gather(*(look() for _ in range(4))) == [str(number)] * 4
 
 
-async def test_a_record_older_than_one_seen_before_is_refused(clients: MetastoreClients) -> None:
-    """A record that was deleted and created again while the client ran is refused, and the error reports a rollback of
-    the metastore (H32)."""
+async def test_a_record_older_than_one_seen_before_is_unreadable_alone(clients: MetastoreClients) -> None:
+    """A record that was deleted and created again while the client ran is unreadable, with a reason that reports a
+    rollback of the metastore (H32), and stays as it was seen; all others are read as they are."""
 
     async with started(clients) as (reader, _), started(clients) as (writer, _):
-        await writer.create_records([a_record(3)])
+        await writer.create_records([a_record(3), a_record(4)])
         record = await writer.write_record((await writer.records())[3])
         assert (await reader.records())[3].version == record.version
         await writer.delete("/p/3", record.version)
         await writer.create_records([a_record(3)])
-        for _ in range(2):
-            with pytest.raises(Corruption, match=r"metastore-rollback: .*/p/3 is at version 0.* seen version 1"):
-                await reader.records()
+        for number in range(2):
+            await writer.write_record(replace((await writer.records())[4], reason=str(number)))
+            found = await reader.records()
+            assert (found[3], found[4].reason) == (record, str(number))
+            assert reader.unreadable.keys() == {"/p/3"}
+            why = r"metastore-rollback: .*/p/3 is at version 0.* seen version 1"
+            assert re.match(why, reader.unreadable["/p/3"])
 
 
 @pytest.mark.parametrize("synced", [True, False])
