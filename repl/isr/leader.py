@@ -569,7 +569,8 @@ class ResigningLeader:
         return pending is not None and pending.record.leader is None
 
     def request_write(self, state: ReplicaState, effects: Effects, now_ms: int) -> None:
-        """Request the record without a leader once all entries are applied here and acknowledged by the target.
+        """Request the record without a leader once all entries are applied here and acknowledged by the target. A
+        leader whose disk takes nothing does not wait for its own apply: the target has them, and commits them.
 
         It nominates the target if that one's session is known (R-NOMINATE). Before that, request membership changes,
         since draining may need them."""
@@ -580,7 +581,8 @@ class ResigningLeader:
         complete = target is None or any(
             m.node == target and leader.acked.get(m, 0) == progress.leo for m in record.isr
         )
-        if leader.pending_write is not None or progress.applied != progress.leo or not complete:
+        drained = progress.applied == progress.leo or (state.disk_full and target is not None)
+        if leader.pending_write is not None or not drained or not complete:
             leader.request_membership_write(state, effects, now_ms)
             return
         leader.write(self._resigned(record, state.member.node, target), effects, now_ms)

@@ -22,8 +22,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -37,6 +38,8 @@ from isthmus.repl.store.port import PartitionStep, Prepared, Store
 from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
 
 STEP_ENTRIES_MAX: Final = 2_000
 """Most entries in one store batch: bounds how long the loop prepares one (about 15 ms)."""
@@ -208,7 +211,9 @@ class Applier:
         if not _ended(self._thread, timeout_s):
             return False
         if self._soft and not self._busy:
-            self._store.write([PartitionStep(p, (), cursors) for p, cursors in self._soft.items()])
+            steps = [PartitionStep(p, (), cursors) for p, cursors in self._soft.items()]
+            with suppress(StorageShort):  # they only save work of the next process
+                self._store.commit(self._store.prepare(steps), patient=False)
             self._soft = {}
         return True
 
@@ -265,6 +270,10 @@ class Applier:
             return  # the thread's last result came after the stop, and the store may be closed
         try:
             prepared = self._store.prepare(steps)
+        except StorageShort:  # the store is being opened again
+            self._busy = True
+            self._loop.call_later(PREPARE_PAUSE_S, self._write_again, steps, entry_count, committed_ms)
+            return
         except LocalFault as error:
             self._events.fail(error)
             return
@@ -276,6 +285,10 @@ class Applier:
             self._loop.call_soon(self._write_on_loop, steps, prepared, committed_ms)
         else:
             self._give(_Work(steps, prepared, committed_ms))
+
+    def _write_again(self, steps: list[PartitionStep], entry_count: int, committed_ms: int) -> None:
+        self._busy = False
+        self._write_steps(steps, entry_count, committed_ms)
 
     def _split(self, steps: list[PartitionStep], committed_ms: int, bug: Exception) -> None:
         """A batch could not be made. Each of its steps is tried alone; a partition whose own step fails is held."""
@@ -359,23 +372,23 @@ class Applier:
         except Exception as error:  # noqa: BLE001 - whatever it was, the process must not go on
             call_threadsafe(self._loop, self._events.fail, error)
 
-    def _read(self, job: ApplyJob) -> list[Entry]:
-        until_s = machine().monotonic_s() + READ_PATIENCE_S
+    def _patiently(self, act: Callable[[], Result]) -> Result:
+        """The result of `act`, tried again while it raises StorageShort. For the thread."""
         while True:
             try:
-                return self._log.read(job.partition, job.start, job.end, STEP_BYTES_MAX)
+                return act()
             except StorageShort:
-                if self._stopped or machine().monotonic_s() > until_s:
+                if self._stopped:
                     raise
                 machine().sleep(SHORT_PAUSE_S)
 
     def _write_read_back(self, job: ApplyJob, soft: Mapping[bytes, bytes]) -> None:
         """Read a bounded part of a job's entries from the log and write it; `written` submits the rest."""
         try:
-            entries = self._read(job)
+            entries = self._patiently(lambda: self._log.read(job.partition, job.start, job.end, STEP_BYTES_MAX))
             assert entries[0].offset == job.start
             steps = [PartitionStep(job.partition, entries, soft)]
-            prepared = self._store.prepare(steps)
+            prepared = self._patiently(lambda: self._store.prepare(steps))
         except IsthmusError:
             raise
         except Exception as bug:  # noqa: BLE001 -- as in `_split`
@@ -387,11 +400,11 @@ class Applier:
         call_threadsafe(self._loop, self._events.on_written, steps, job.committed_ms, True)
 
 
-READ_PATIENCE_S: Final = 60.0
-"""How long the applier waits for a descriptor to read the log with; then the node ends, as if it could not write."""
-
 SHORT_PAUSE_S: Final = 1.0
 """Pause before something is tried again that found no descriptor, inode or space."""
+
+PREPARE_PAUSE_S: Final = 0.1
+"""Pause before a batch is prepared again, while the store is being opened again."""
 
 EARLY_PAUSE_S: Final = 0.1
 """Least time between two checkpoints, also while the log is above its size: a checkpoint makes several syncs, and the

@@ -19,11 +19,8 @@ from isthmus.repl.model.errors import LocalFault, StorageShort
 from isthmus.repl.store.port import Store
 from isthmus.repl.unforeseen import unforeseen
 
-PATIENCE_S: Final = 60.0
-"""How long the end of a replay waits for descriptors, inodes or space for its checkpoint; then the node ends."""
-
 PAUSE_S: Final = 1.0
-"""Pause between two tries."""
+"""Pause before the end of a replay is tried again that found no descriptor, inode or space for its checkpoint."""
 
 
 class LogReplay:
@@ -35,6 +32,11 @@ class LogReplay:
         self._targets: dict[int, int] = {}
         """Partition -> the applied offset that was found."""
         self._started = False
+        self._stopping = machine().event()
+
+    def stop(self) -> None:
+        """Wait for nothing more; the next start replays again."""
+        self._stopping.set()
 
     @property
     def waits(self) -> bool:
@@ -74,15 +76,12 @@ class LogReplay:
             asyncio.get_running_loop().run_in_executor(None, self._replay_finished)
 
     def _replay_finished(self) -> None:
-        until_s = machine().monotonic_s() + PATIENCE_S
         while True:
             try:
                 self._store.replay_finished()
-            except StorageShort as error:
-                if machine().monotonic_s() > until_s:
-                    self._fail(error)
+            except StorageShort:
+                if self._stopping.wait(PAUSE_S):
                     return
-                machine().sleep(PAUSE_S)
             except (LocalFault, OSError) as error:
                 self._fail(error)
                 return

@@ -104,6 +104,7 @@ class Storage:
     def close(self, timeout_s: float) -> bool:
         """Close log and store; True when all threads ended and nothing failed. Blocks; from another thread, once no
         events come any more."""
+        self.replay.stop()
         clean = self._checkpointer.stop(timeout_s)
         clean &= self._applier.stop(timeout_s)
         for close in (self._replog.close, self._store.close):

@@ -136,6 +136,7 @@ class TransferSender:
                             await self._loop.run_in_executor(self._pool, self._read_ahead, round_, chunk.upto)
         except StorageShort as error:  # as if the answer had been lost: the follower asks again
             log.warning("far.short", partition=partition.id, peer=to, error=str(error))
+            round_.drop_snapshot()  # the store may have been opened again
         except (LocalFault, OSError) as error:
             self._events.fail(error)
         except Exception as bug:  # as if the answer had been lost

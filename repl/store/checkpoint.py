@@ -28,6 +28,9 @@ FLOORS_VERSION: Final = 1
 FLOORS_NAME: Final = "floors"
 """The slots are `floors.0` and `floors.1` in the store's directory."""
 
+PROBE_NAME: Final = "probe"
+"""A file beside the slots that is there only while the disk is tried."""
+
 
 @dataclass(frozen=True, slots=True)
 class Floors:
@@ -58,6 +61,22 @@ class Disk:
     def sync_directory(self, path: Path) -> None:
         """Sync a directory's names."""
         sync_directory(path)
+
+    def probe(self, directory: Path, size_bytes: int) -> None:
+        """Raise StorageShort if a file of `size_bytes` cannot be created, written and synced now; OSError."""
+        path = directory / PROBE_NAME
+        try:
+            descriptor = DESCRIPTORS.open(path, os.O_WRONLY | os.O_CREAT)
+            try:
+                os.posix_fallocate(descriptor, 0, size_bytes)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+                path.unlink()
+        except OSError as error:
+            if is_shortage(error):
+                raise StorageShort(f"{path} cannot be written: {error.strerror}") from error
+            raise
 
     def write_slot(self, slots: SlotFile, value: Any) -> None:
         """Write a value to the older slot, durably."""
@@ -94,8 +113,9 @@ def read_floors(slots: SlotFile) -> Floors | None:
 
 
 def sync_rows(disk: Disk, rows_directory: Path) -> None:
-    """Sync everything that was written before to the database in `rows_directory`. Raises OSError when a sync failed,
-    and StorageShort when one could not begin: it may be begun again."""
+    """Sync everything that was written before to the database in `rows_directory`. Raises OSError when a sync failed
+    (then no later one proves anything of these files), and StorageShort when one could not begin: it may be begun
+    again."""
     try:
         # not `glob`, which from Python 3.13 on takes a directory that it cannot read for an empty one
         for name in sorted(name for name in os.listdir(rows_directory) if name.endswith(".log")):

@@ -243,15 +243,16 @@ class Store(Protocol):
         """Apply the steps in one LevelDB batch: `commit(prepare(steps))`. Raises LocalFault when the disk refuses."""
 
     def prepare(self, steps: Sequence[PartitionStep]) -> Prepared:
-        """The batch that applies the steps. Each prepared batch must be committed, in order."""
+        """The batch that applies the steps. Each prepared batch must be committed, in order. Raises StorageShort, and
+        the same may be prepared later."""
 
     def takes_at_once(self, prepared: Prepared) -> bool:
         """Whether `commit` would probably not block, so that the event loop may call it."""
 
     def commit(self, prepared: Prepared, *, patient: bool = True) -> None:
-        """Write a prepared batch; readers see all of it or nothing. Raises LocalFault. While the store cannot create a
-        file that it needs, it waits, or, if not `patient`, raises StorageShort: the batch is then to be committed
-        again before any other."""
+        """Write a prepared batch; readers see all of it or nothing. Raises LocalFault. While the store is short of
+        something it waits, or, if not `patient`, raises StorageShort: the batch is then to be committed again before
+        any other."""
 
     shortage: str
     """Why the last write waited, or waits, as a clause for operators; "" once it was written."""

@@ -3,7 +3,8 @@ connections in memory."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -40,11 +41,25 @@ PARTITIONS = 4
 
 
 class FullableFiles(SystemFiles):
-    """Real files on a disk whose free space and inodes a test can set."""
+    """Real files on a disk whose free space and inodes a test can set, and which refuses writes with the error `refuse`
+    when half of one is done."""
 
     free: int | None = None
     inodes: int | None = None
+    refuse = 0
     mounted_read_only = False
+
+    def pwritev(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
+        if self.refuse:
+            data = b"".join(buffers)
+            super().pwritev(fd, [data[: len(data) // 2]], position)
+            raise OSError(self.refuse, os.strerror(self.refuse))
+        super().pwritev(fd, buffers, position)
+
+    def pwritev_synced(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
+        if self.refuse:
+            self.pwritev(fd, buffers, position)
+        super().pwritev_synced(fd, buffers, position)
 
     def free_bytes(self, directory: Path) -> int:
         return super().free_bytes(directory) if self.free is None else self.free

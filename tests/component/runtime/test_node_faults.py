@@ -234,6 +234,7 @@ async def test_whatever_is_short_is_refused_handed_over_and_recovered_from(
     """H38: a leader that is short of anything refuses writes with the reason, answers reads and hands over; once it is
     not short any more, it takes part again. No node ends."""
     monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 2_000)
+    monkeypatch.setattr("isthmus.repl.isr.lag_detector.REJOIN_MIN_MS", 200)
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
         await put(leader, b"k", b"v")
@@ -272,6 +273,38 @@ async def test_whatever_is_short_is_refused_handed_over_and_recovered_from(
         await eventually(lambda: leader.partition().serves)
         assert stored_values(leader, b"k2") == [b"v"]
         assert not any(member.failures for member in t.members.values())
+
+
+@pytest.mark.logs_errors("storage.full", "storage.follower_stops")
+async def test_a_leader_whose_log_is_refused_in_the_middle_of_a_write_hands_over_and_comes_back(
+    tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a write is in the log when the quota ends: the write waits, and its own log and store stand still; the
+    leader refuses others with the reason, answers reads, and hands over although it cannot apply what it has appended.
+    The new leader commits that, and the node takes part again once it can write. No node ends."""
+    monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 500)
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        await t.level()
+        leader.disk.refuse = errno.EDQUOT
+        waits = asyncio.create_task(put(leader, b"half", b"v" * 3_000))
+        await eventually(lambda: "raise the quota" in leader.partition().reason)
+        assert leader.partition().reason.startswith("out-of-storage")
+        error = leader.runtime.append(leader.partition(), _an_entry(leader), leader.runtime.time.now_ms())
+        assert error is not None
+        assert error.reason == "out-of-storage"
+        assert await leader.coordinator.get(key(b"k")) is not None
+        new = await t.led_by_another(leader)
+        await put(new, b"k2", b"v")
+        assert stored_values(new, b"half") == [b"v" * 3_000]
+        leader.disk.refuse = 0
+        await t.level()
+        await eventually(lambda: leader.partition().serves)
+        assert stored_values(leader, b"k2") == [b"v"]
+        assert stored_values(leader, b"half") == [b"v" * 3_000]
+        assert not any(member.failures for member in t.members.values())
+        await asyncio.gather(waits, return_exceptions=True)
 
 
 async def test_an_epoch_that_cannot_be_written_now_is_written_later(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from isthmus.repl.isr import follower
 from isthmus.repl.isr.events import Event, Received
 from isthmus.repl.isr.messages import Message, TransferMetadata, TransferRows
 from isthmus.repl.isr.replica_state import ReplicaOptions
@@ -63,6 +64,12 @@ async def same_everywhere(cluster: Cluster) -> None:
     found = [rows_of(member.runtime.store) for member in cluster.members.values()]
     assert found[0] == found[1] == found[2]
     assert not any(member.failures for member in cluster.members.values())
+
+
+@pytest.fixture(autouse=True)
+def asks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that gets no rows asks again after half a second, not five."""
+    monkeypatch.setattr(follower, "TRANSFER_REPEAT_MS", 500)
 
 
 async def trimmed_beyond(leader: Node, offset: int) -> None:

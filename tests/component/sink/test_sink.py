@@ -14,6 +14,7 @@ import pytest
 
 import isthmus.sink.worker as worker_room
 from isthmus.queues.queue_documents import AuditInfo
+from isthmus.repl.metastore import watched_document
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushItem, PushOutcome
@@ -450,9 +451,10 @@ async def test_damaged_suspensions_hide_no_limits() -> None:
 
 @pytest.mark.parametrize("damaged", [True, False])
 @pytest.mark.logs_errors("sink.settings_malformed")
-async def test_a_link_with_an_unknown_suspension_is_not_fetched(damaged: bool) -> None:
+async def test_a_link_with_an_unknown_suspension_is_not_fetched(damaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink that cannot read the suspensions at its start holds all links and shows why, until it can, or an operator
     resumes all."""
+    monkeypatch.setattr(watched_document, "POLL_S", 0.5)
 
     async with SinkPair() as pair:
         pair.source.put(b"a")

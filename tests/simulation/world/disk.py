@@ -36,9 +36,19 @@ class Failure(Enum):
     WRITE = "a write gets EIO when half of it is done"
     SYNC = "a sync gets EIO, and what it was to bring to the platter never gets there by a later one"
     SPACE = "a write that makes a file longer gets ENOSPC when the rest of the space is used"
+    QUOTA = "a write that makes a file longer gets EDQUOT when half of it is done, a new file at once"
+    MEMORY = "a write gets ENOMEM when half of it is done"
+    LATE = "a sync gets ENOSPC, as where space is allocated late, and its bytes never get to the platter"
     INODES = "a new file gets ENOSPC"
-    READ_ONLY = "a write or a new file gets EROFS"
+    READ_ONLY = "a write gets EROFS, the first one when half of it is done; so does a sync, or a new file"
     DESCRIPTORS = "a file cannot be opened: EMFILE, also for the reserve"
+
+
+HALF_WRITES: Final = {Failure.WRITE: errno.EIO, Failure.QUOTA: errno.EDQUOT, Failure.MEMORY: errno.ENOMEM}
+"""Errors of a write of which half is done."""
+
+FAILED_SYNCS: Final = {Failure.SYNC: errno.EIO, Failure.LATE: errno.ENOSPC, Failure.READ_ONLY: errno.EROFS}
+"""Errors of a sync whose bytes never get to the platter."""
 
 
 def _error(number: int, path: object = None) -> OSError:
@@ -144,6 +154,10 @@ class WorldDisk:
         self._capacity_bytes = CAPACITY_BYTES
         self._used_bytes = 0
         self._failures: frozenset[Failure] = frozenset()
+        self.was_broken = False
+        """It has answered EIO once."""
+        self._tears = False
+        """The next write of a data file is done to its half before the file system is read-only."""
         self._directories: dict[str, TrackedDirectory] = {}
         self.files = ProcessFiles(self)
         self.checkpoints = CheckpointDisk(self)
@@ -177,6 +191,8 @@ class WorldDisk:
     def fail(self, failure: Failure, *, left_bytes: int = 0) -> None:
         """Something is wrong from now on; with SPACE, `left_bytes` can still be written."""
         self._failures |= {failure}
+        self._tears = failure is Failure.READ_ONLY
+        self.was_broken |= failure in (Failure.WRITE, Failure.SYNC)
         if failure is Failure.SPACE:
             self._capacity_bytes = self._used_bytes + left_bytes
 
@@ -240,6 +256,8 @@ class WorldDisk:
                 raise _error(errno.EROFS, path)
             if Failure.INODES in self._failures:
                 raise _error(errno.ENOSPC, path)
+            if Failure.QUOTA in self._failures:
+                raise _error(errno.EDQUOT, path)
             self.admit_open(path)
 
     def admit_change(self) -> None:
@@ -249,31 +267,46 @@ class WorldDisk:
                 raise _error(errno.EROFS)
             if Failure.WRITE in self._failures:
                 raise _error(errno.EIO)
+            if Failure.MEMORY in self._failures:
+                raise _error(errno.ENOMEM)
 
     def admit_slot(self) -> None:
         """Raise OSError where an existing file cannot be overwritten and synced."""
         self.admit_change()
         if Failure.SYNC in self._failures:
             raise _error(errno.EIO)
+        if Failure.LATE in self._failures:
+            raise _error(errno.ENOSPC)
+
+    def admit_file(self, path: str, size_bytes: int) -> None:
+        """Raise OSError where a new file of this size cannot be written and synced."""
+        self.admit_creation(path)
+        self.admit_slot()
+        if size_bytes > self.free_bytes():
+            raise _error(errno.ENOSPC, path)
 
     def write(self, fd: int, file: TrackedFile, data: bytes, position: int, *, synced: bool) -> None:
         """Write at `position`, and bring it to the platter with `synced`. Raises OSError, and has written a part."""
         growth = position + len(data) - file.size_bytes
         if self._failures:
             if Failure.READ_ONLY in self._failures:
+                if self._tears:
+                    self._tears = False
+                    self._put(fd, file, data[: len(data) // 2], position)
                 raise _error(errno.EROFS)
-            if Failure.WRITE in self._failures:
-                self._put(fd, file, data[: len(data) // 2], position)
-                raise _error(errno.EIO)
+            for failure, number in HALF_WRITES.items():
+                if failure in self._failures and (failure is not Failure.QUOTA or growth > 0):
+                    self._put(fd, file, data[: len(data) // 2], position)
+                    raise _error(number)
             missing = growth - (self._capacity_bytes - self._used_bytes)
             if growth > 0 and missing > 0:
                 self._put(fd, file, data[: max(0, len(data) - missing)], position)
                 raise _error(errno.ENOSPC)
-            if synced and Failure.SYNC in self._failures:
+            if synced and (failed := self._failures & FAILED_SYNCS.keys()):
                 self._put(fd, file, data, position)
                 file.pending.pop()
                 file.lossy = True
-                raise _error(errno.EIO)
+                raise _error(max(FAILED_SYNCS[each] for each in failed) if Failure.SYNC not in failed else errno.EIO)
         if synced:
             file.load(lambda: _whole(fd))
             self._put_bytes(fd, file, data, position)
@@ -301,6 +334,8 @@ class WorldDisk:
         growth = size_bytes - file.size_bytes
         if growth > self._capacity_bytes - self._used_bytes:
             raise _error(errno.ENOSPC)
+        if growth > 0 and Failure.QUOTA in self._failures:
+            raise _error(errno.EDQUOT)
         file.load(lambda: _whole(fd))
         os.ftruncate(fd, size_bytes)
         file.change(Extension(size_bytes) if growth > 0 else Truncation(size_bytes))
@@ -310,9 +345,9 @@ class WorldDisk:
         """Bring the file's pending changes to the platter. Raises OSError, and they will never get there."""
         if not file.pending:
             return
-        if self._failures and (failed := self._failures & {Failure.SYNC, Failure.READ_ONLY}):
+        if self._failures and (failed := self._failures & FAILED_SYNCS.keys()):
             file.doom()
-            raise _error(errno.EIO if Failure.SYNC in failed else errno.EROFS)
+            raise _error(max(FAILED_SYNCS[each] for each in failed) if Failure.SYNC not in failed else errno.EIO)
         file.sync()
 
     def sync_directory(self, path: str) -> None:
@@ -498,6 +533,16 @@ class CheckpointDisk(checkpoint.Disk):
         except OSError as error:
             if lacks_descriptors(error):
                 raise StorageShort(f"directory {path} cannot be opened: {error.strerror}") from error
+            raise
+
+    def probe(self, directory: Path, size_bytes: int) -> None:
+        self._disk.charge()
+        path = os.fspath(directory / checkpoint.PROBE_NAME)
+        try:
+            self._disk.admit_file(path, size_bytes)
+        except OSError as error:
+            if is_shortage(error):
+                raise StorageShort(f"{path} cannot be written: {error.strerror}") from error
             raise
 
     def write_slot(self, slots: SlotFile, value: Any) -> None:

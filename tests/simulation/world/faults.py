@@ -33,6 +33,11 @@ FROZEN_S: Final = (0.3, 2.0, 5.0, 12.0, 30.0)
 
 CUT_S: Final = (0.5, 3.0, 8.0, 25.0)
 
+SHORT: Final = (
+    Failure.SPACE, Failure.INODES, Failure.DESCRIPTORS, Failure.READ_ONLY, Failure.QUOTA, Failure.MEMORY, Failure.LATE,
+)  # fmt: skip
+"""What a disk may be short of; each begins in the middle of what is being written."""
+
 CLOCK_S: Final = (-600.0, -30.0, -0.1, -0.02, 0.05, 5.0, 30.0, 600.0)
 """By how much a wall clock is stepped."""
 
@@ -202,10 +207,11 @@ async def fail_for_a_while(doing: Doing, node: WorldNode, failure: Failure, *, l
 
 @step(StepKind.FAULT, weight=3)
 async def shortage(doing: Doing) -> None:
-    """A disk is short of space, inodes or descriptors, or mounted for reading only."""
+    """A disk is short of space, inodes, descriptors, a quota or memory, in the middle of a write or sync, or mounted
+    for reading only. No node ends by it."""
     node = doing.node(running)
     if node is not None:
-        failure = doing.chance.choice((Failure.SPACE, Failure.INODES, Failure.DESCRIPTORS, Failure.READ_ONLY))
+        failure = doing.chance.choice(SHORT)
         left_bytes = doing.chance.choice((0, 50_000, 100_000_000)) if failure is Failure.SPACE else 0
         await fail_for_a_while(doing, node, failure, left_bytes=left_bytes)
 

@@ -11,7 +11,8 @@ their contents are not:
     NNNNNN.log        the batches since, in logs of the size of a write buffer; none but the last is appended to
 
 As in LevelDB a full log is left unsynced, so a power loss may take rows of an older log and leave those of a newer one.
-An open begins a new log; the logs become a table where they are long or damaged. A record: magic, length, checksum.
+An open begins a new log; the logs become a table where they are long or damaged, or a sync of
+one has failed. A record: magic, length, checksum.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ class LevelDb:
                         rows.pop(name, None)
                     else:
                         rows[name] = value
-            damaged |= found.damaged
+            damaged |= found.damaged or files.disk.file_of(os.fspath(path)).lossy
         if damaged or length_bytes >= COMPACT_BYTES or len(self._logs) >= LOGS_MAX:
             table = self._next_number
             self._write_table(table, rows)  # type: ignore[arg-type]
@@ -397,6 +398,9 @@ class WriteBatch:
 
     def clear(self) -> None:
         self._changes.clear()
+
+    def append(self, source: WriteBatch) -> None:
+        self._changes.update(source._changes)
 
     def write(self) -> None:
         self._db.write(self._changes, sync=self._sync)

@@ -14,6 +14,7 @@ from tests.simulation.world.oracles_state import (
     Errors,
     Ledgers,
     OneContentPerDot,
+    Survivors,
 )
 from tests.simulation.world.oracles_told import Told
 
@@ -33,6 +34,7 @@ def all_of(world: World) -> tuple[Oracle, ...]:
         Ledgers(),
         Bounds(),
         Errors(),
+        Survivors(),
         Told(world.kernel.seed),
         NothingLost(),  # it reads every key once more, which the next one judges, too
         CommittedReads(),

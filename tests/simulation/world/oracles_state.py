@@ -719,6 +719,28 @@ class Errors:
         return wrong_errors(fresh, calm=False)
 
 
+class Survivors:
+    """No process ends because of its disk, unless the disk is broken: a shortage is waited out (R-SHORT)."""
+
+    name = "survivors"
+
+    def __init__(self) -> None:
+        self._judged = 0
+
+    def look(self, world: World) -> list[str]:
+        sound = {node.name for node in world.nodes if not node.disk.was_broken}
+        fresh = world.story.errors[self._judged :]
+        self._judged += len(fresh)
+        return [
+            f"{node}: its disk was short at most, and the process ended: {error.text}"
+            for node, error in fresh
+            if error.event == "runtime.failed" and node in sound
+        ]
+
+    def judge(self, world: World) -> list[str]:
+        return self.look(world)
+
+
 def wrong_errors(errors: Iterable[tuple[str, LoggedError]], *, calm: bool) -> list[str]:
     """The errors that must not be: unforeseen ones, and in calm times all."""
     return [

@@ -28,6 +28,7 @@ from tests.support.entry_histories import History as StoreHistory
 from tests.support.log_history import CLUSTER, Listener, entries, open_log
 from tests.support.memory_disk import ProcessKilled
 from tests.support.samples import seeds
+from tests.support.waiting import wait_until
 from tests.unit.repl.replog.recovery.test_crashes import FIRST, SECOND, THIRD, HistoryWriter
 
 LOSSES = range(40)
@@ -247,6 +248,9 @@ CHANGES = {"write", "synced write", "allocate", "truncate", "rename", "unlink"}
         (Failure.INODES, errno.ENOSPC, {"create"}),
         (Failure.READ_ONLY, errno.EROFS, CHANGES | {"create", "sync"}),
         (Failure.DESCRIPTORS, errno.EMFILE, {"create", "open"}),
+        (Failure.QUOTA, errno.EDQUOT, {"write", "synced write", "allocate", "create"}),
+        (Failure.MEMORY, errno.ENOMEM, CHANGES),
+        (Failure.LATE, errno.ENOSPC, {"synced write", "sync"}),
     ],
     ids=lambda value: value.name if isinstance(value, Failure) else "",
 )
@@ -401,14 +405,12 @@ def failing_log(disk: WorldDisk, place: Path, failure: Failure) -> Exception:
     return error
 
 
-@pytest.mark.parametrize("failure", [Failure.WRITE, Failure.SYNC, Failure.READ_ONLY], ids=lambda each: each.name)
+@pytest.mark.parametrize("failure", [Failure.WRITE, Failure.SYNC], ids=lambda each: each.name)
 def test_a_log_on_a_failing_disk_reports_it_and_goes_on_after_a_restart(
     failure: Failure, disk: WorldDisk, place: Path
 ) -> None:
     """The log fails for good with the system's words, and a later process finds every entry that was durable."""
-    assert str(os.strerror(errno.EROFS if failure is Failure.READ_ONLY else errno.EIO)) in str(
-        failing_log(disk, place, failure)
-    )
+    assert os.strerror(errno.EIO) in str(failing_log(disk, place, failure))
     disk.heal()
     disk.power_loss(Random(1))
     disk.process_begins()
@@ -416,6 +418,37 @@ def test_a_log_on_a_failing_disk_reports_it_and_goes_on_after_a_restart(
     assert log.leo(0) >= 2
     assert not log.recovered()[0].damage
     log.close()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [Failure.SPACE, Failure.QUOTA, Failure.MEMORY, Failure.LATE, Failure.READ_ONLY],
+    ids=lambda each: each.name,
+)
+def test_a_log_on_a_short_disk_waits_and_goes_on(
+    failure: Failure, disk: WorldDisk, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a write is there, or a sync has dropped its bytes: nothing is reported as durable before it is, and the
+    same process goes on once the disk is not short any more; a power loss then takes nothing."""
+    monkeypatch.setattr(writer, "WRITE_AGAIN_S", 0.01)
+    log = open_log(disk.files, place)
+    listener = Listener(log)
+    log.append(0, entries(1, 0, 2))
+    assert listener.wait({0: 2})
+    disk.fail(failure)
+    log.append(0, entries(1, 2, 1, size=2_000))
+    wait_until(lambda: bool(log.shortage), "the shortage is noticed")
+    assert listener.durable == {0: 2}
+    disk.heal()
+    assert listener.wait({0: 3})
+    assert not listener.failures
+    disk.power_loss(Random(1))
+    disk.process_begins()
+    again = open_log(disk.files, place)
+    assert (again.leo(0), again.recovered()[0].damage) == (3, "")
+    again.close()
+    with suppress(LocalFault, OSError):
+        log.close()
 
 
 @pytest.mark.parametrize("failure", [Failure.DESCRIPTORS, Failure.INODES], ids=lambda each: each.name)
@@ -529,7 +562,7 @@ def test_a_power_loss_may_take_rows_below_the_applied_position(disk: WorldDisk, 
 def test_a_store_on_a_failing_disk_refuses_until_it_is_opened_again(place: Path) -> None:
     """A failed write or sync is a LocalFault then and at each later write; the next process has every checkpointed
     row."""
-    for failure, act in ((Failure.WRITE, "write"), (Failure.SYNC, "checkpoint"), (Failure.READ_ONLY, "write")):
+    for failure, act in ((Failure.WRITE, "write"), (Failure.SYNC, "checkpoint")):
         shutil.rmtree(place / "store", ignore_errors=True)
         disk = WorldDisk()
         history = StoreHistory()

@@ -8,13 +8,16 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 import pytest
 
 from tests.system.faults.cluster import ClusterNode, FaultCluster
+from tests.system.faults.disks import SmallDisk
+from tests.system.faults.load import Broken
 from tests.system.faults.test_single_faults import eventually, put
 
 SETTINGS: Final = {
@@ -136,3 +139,38 @@ def test_a_node_that_is_short_hands_over_and_comes_back(tmp_path: Path, short: C
     finally:
         subprocess.run(("umount", "--lazy", str(disk)), check=True, timeout=20)
         assert not os.path.ismount(disk)
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.timeout(240)
+def test_a_node_whose_disk_fills_up_under_its_writes_comes_back(tmp_path: Path) -> None:
+    """A real file system without one free block, at once, while the node writes: writes, syncs and LevelDB's own work
+    fail in their middle. The process goes on, its leaderships move, and with space again it takes part by itself, with
+    everything that was acknowledged."""
+    with (
+        SmallDisk(tmp_path / "small", 1_000) as disk,
+        FaultCluster(tmp_path, 3, settings=SETTINGS, data_dirs={"n1": disk.path / "data"}) as cluster,
+    ):
+        cluster.up()
+        node = cluster.nodes["n1"]
+        assert set(acknowledged(cluster, "n1", range(60))) == {204}
+
+        def writes(keys: range) -> None:
+            with suppress(Broken):  # what waits for n1 may take longer than a client does
+                acknowledged(cluster, "n2", keys)
+
+        writing = [Thread(target=writes, args=(range(at, at + 40),)) for at in (1_000, 2_000)]
+        for each in writing:
+            each.start()
+        disk.fill()
+        for each in writing:
+            each.join(100)
+        eventually("n1 leads nothing", lambda: "n1" not in cluster.leaders().values(), 60)
+        eventually("writes go on", lambda: set(acknowledged(cluster, "n2", range(60, 100))) == {204}, 30)
+        assert node.running
+        disk.free()
+        cluster.wait_until_healthy(60)
+        eventually("all in sync", lambda: set(acknowledged(cluster, "n1", range(200, 240))) == {204}, 30)
+        cluster.wait_applied(30)
+        assert not cluster.ended

@@ -1,4 +1,5 @@
-"""A store without descriptors, inodes or space: what could not begin is done later; what failed half-way is final."""
+"""A store without descriptors, inodes or space: what could not begin is done later; after what failed half-way
+LevelDB is opened again. A broken disk is final."""
 
 from __future__ import annotations
 
@@ -81,22 +82,201 @@ def test_a_patient_write_waits_for_its_file(memory_directory: Path) -> None:
     store.close()
 
 
-def test_patience_has_an_end(memory_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the store has failed, and the node ends."""
-    monkeypatch.setattr(leveldb, "SHORTAGE_PATIENCE_S", 0.3)
+def test_a_store_that_closes_waits_no_longer(memory_directory: Path) -> None:
+    """The write that waited raises, and the next process finds what was written before it."""
     history = history_of_large_values()
     store = open_store(memory_directory / "store", write_buffer_bytes=65_536)
+    raised: list[Exception] = []
     with no_descriptor_left():
         at, prepared = write_until_short(store, history)
-        with pytest.raises(LocalFault, match="refuses writes until the node is started again") as failed:
-            store.commit(prepared)
-        assert not isinstance(failed.value, StorageShort)
-    with pytest.raises(LocalFault, match="refuses writes"):
-        store.commit(prepared)
+
+        def commit() -> None:
+            try:
+                store.commit(prepared)
+            except StorageShort as error:
+                raised.append(error)
+
+        writing = threading.Thread(target=commit)
+        writing.start()
+        writing.join(0.3)
+        assert writing.is_alive()
+        store.closing.set()
+        writing.join(20)
+    assert len(raised) == 1
     store.close()
     again = open_store(memory_directory / "store")
     assert again.applied(3).offset == at
     again.close()
+
+
+class FaultyBatch:
+    """A batch of LevelDB that is refused while `faulty.fails`; half of it may be in LevelDB's log then."""
+
+    def __init__(self, faulty: FaultyDatabase, batch: Any) -> None:
+        self._faulty = faulty
+        self.batch = batch
+        self.put, self.delete, self.clear = batch.put, batch.delete, batch.clear
+        self.approximate_size = batch.approximate_size
+
+    def append(self, source: FaultyBatch) -> None:
+        self.batch.append(source.batch)
+
+    def write(self) -> None:
+        if self._faulty.broken:
+            raise leveldb.plyvel.IOError(self._faulty.broken)
+        if self._faulty.opener.fails:
+            self._faulty.broken = self._faulty.opener.fails
+            self._faulty.opener.tear()
+            raise leveldb.plyvel.IOError(self._faulty.broken)
+        self.batch.write()
+
+
+class FaultyDatabase:
+    """LevelDB itself, which repeats its first error until it is opened again, as LevelDB does."""
+
+    def __init__(self, opener: Opener, db: Any) -> None:
+        self.opener = opener
+        self.broken = b""
+        self._db = db
+        self.get, self.iterator, self.snapshot, self.close = db.get, db.iterator, db.snapshot, db.close
+        self.get_property, self.compact_range = db.get_property, db.compact_range
+
+    def write_batch(self, **options: Any) -> Any:
+        batch = self._db.write_batch(**options)
+        return batch if options else FaultyBatch(self, batch)
+
+
+class Opener:
+    """Opens LevelDB; with `torn`, a failed write leaves half a record in LevelDB's log."""
+
+    fails = b""
+    torn = False
+    opened = 0
+
+    def __call__(self, name: str, **options: Any) -> FaultyDatabase:
+        if self.fails:
+            raise leveldb.plyvel.IOError(self.fails)
+        self.directory = Path(name)
+        self.opened += 1
+        return FaultyDatabase(self, leveldb.PLYVEL(name, **options))
+
+    def tear(self) -> None:
+        """Leave half a record at the end of the newest log."""
+        if self.torn:
+            newest = max(self.directory.glob("*.log"))
+            with newest.open("ab") as file:
+                file.write(b"\x01\x02\x03\x04\xff\x00\x01half a record")
+
+
+def store_on(opener: Opener, directory: Path, disk: Disk | None = None) -> LevelStore:
+    """A store whose database `opener` opens."""
+    return open_store(directory / "store", write_buffer_bytes=65_536, database=opener, disk=disk)
+
+
+@pytest.mark.parametrize("torn", [True, False], ids=["half a record", "background error"])
+@pytest.mark.parametrize("number", sorted(SHORTAGES), ids=lambda number: errno.errorcode[number])
+def test_leveldb_is_opened_again_after_a_shortage_in_its_own_work(
+    number: int, torn: bool, memory_directory: Path
+) -> None:
+    """LevelDB repeats the error of a write or of its background work at each write: the store says what is short, reads
+    go on, and once the disk takes files it closes LevelDB, opens it again, and writes the batch that waited, and one
+    that was prepared. All rows are there, for a snapshot of before they are refused, and for the next process."""
+    opener, disk, history = Opener(), ShortDisk(), history_of_large_values()
+    opener.torn = torn
+    store = store_on(opener, memory_directory, disk)
+    store.write([history.step(0, 10)])
+    snapshot, scan = store.transfers.snapshot(3), store.key_rows(3, 0, 1 << 20)
+    next(scan)
+    what = "000004.log" if torn else "000009.ldb"
+    if torn:
+        what = max((memory_directory / "store" / "rows").glob("*.log")).name
+    opener.fails = f"IO error: {memory_directory}/store/rows/{what}: {os.strerror(number)}".encode()
+    disk.fails, disk.number = "probe", number
+    prepared = store.prepare([history.step(10, 11)])
+    with pytest.raises(StorageShort, match=os.strerror(number)):
+        store.commit(prepared, patient=False)
+    assert os.strerror(number) in store.shortage
+    assert not store.takes_at_once(prepared)
+    with pytest.raises(StorageShort):
+        store.checkpoint()
+    assert store.object(3, b"b", b"9") == VALUE
+    assert snapshot.object(b"b", b"9") == VALUE
+    disk.fails = ""
+    with pytest.raises(StorageShort, match="cannot be opened again"):  # it fills up between the trial and the open
+        store.checkpoint()
+    with pytest.raises(StorageShort):
+        store.object(3, b"b", b"9")
+    with pytest.raises(StorageShort):
+        store.prepare([history.step(11, 12)])
+    opener.fails = b""
+    store.commit(prepared)
+    assert (store.shortage, opener.opened) == ("", 2)
+    assert store.object(3, b"b", b"10") == VALUE
+    for read in (lambda: snapshot.object(b"b", b"9"), lambda: next(scan)):
+        with pytest.raises(StorageShort):
+            read()
+    snapshot.close()
+    scan.close()
+    for at in range(11, ENTRIES):
+        store.write([history.step(at, at + 1)])
+    store.checkpoint()
+    store.close()
+    again = open_store(memory_directory / "store")
+    assert again.applied(3).offset == ENTRIES
+    assert all(again.object(3, b"b", b"%d" % n) == VALUE for n in range(ENTRIES))
+    again.close()
+
+
+def test_leveldb_is_opened_again_beside_its_readers(memory_directory: Path) -> None:
+    """Threads that read while it is closed get a row, or StorageShort, and nothing crashes."""
+    opener, history = Opener(), history_of_large_values()
+    store = store_on(opener, memory_directory)
+    store.write([history.step(0, 20)])
+    wrong: list[object] = []
+    stop = threading.Event()
+
+    def reads() -> None:
+        while not stop.is_set():
+            try:
+                if store.object(3, b"b", b"7") != VALUE or len(list(store.key_rows(3, 0, 1 << 20))) < 20:
+                    wrong.append("rows are missing")
+            except StorageShort:
+                pass
+            except Exception as error:  # noqa: BLE001 - the test fails with it
+                wrong.append(error)
+
+    threads = [threading.Thread(target=reads) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for at in range(20, 40):
+            opener.fails = f"IO error: {memory_directory}/rows/000009.ldb: No space left on device".encode()
+            prepared = store.prepare([history.step(at, at + 1)])
+            with pytest.raises(StorageShort):
+                store.commit(prepared, patient=False)
+            opener.fails = b""
+            store.commit(prepared)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+    assert wrong == []
+    assert opener.opened == 21
+    store.close()
+
+
+def test_a_broken_disk_under_leveldb_is_final(memory_directory: Path) -> None:
+    """EIO is no shortage: nothing is written until the node is started again."""
+    opener, history = Opener(), history_of_large_values()
+    store = store_on(opener, memory_directory)
+    store.write([history.step(0, 1)])
+    opener.fails = f"IO error: {memory_directory}/rows/000009.ldb: Input/output error".encode()
+    prepared = store.prepare([history.step(1, 2)])
+    for _ in range(2):
+        with pytest.raises(LocalFault, match="until the node is started again") as failed:
+            store.commit(prepared)
+        assert not isinstance(failed.value, StorageShort)
+    store.close()
 
 
 @pytest.mark.parametrize(("message", "short"), [
@@ -159,6 +339,12 @@ class ShortDisk(Disk):
             raise OSError(self.number, "short", str(path))
         super().sync_directory(path)
 
+    def probe(self, directory: Path, size_bytes: int) -> None:
+        """Short if `fails` is "probe"."""
+        if self.fails == "probe":
+            raise StorageShort("cannot write")
+        super().probe(directory, size_bytes)
+
     def write_slot(self, slots: SlotFile, value: Any) -> None:
         """Short if `fails` is "slot"."""
         if self.fails == "slot":
@@ -189,17 +375,45 @@ def test_a_checkpoint_that_cannot_begin_is_made_later(fails: str, number: int, m
 
 @pytest.mark.parametrize("number", sorted({errno.EIO, *SHORTAGES} - NO_DESCRIPTORS))
 @pytest.mark.parametrize("fails", ["sync", "directory"])
-def test_a_sync_that_failed_is_final_whatever_its_error(fails: str, number: int, memory_directory: Path) -> None:
-    """H34: only an error that no sync can have proves that none was tried."""
-    disk = ShortDisk()
-    store = open_store(memory_directory / "store", disk=disk)
+def test_a_sync_that_failed_is_never_tried_again(fails: str, number: int, memory_directory: Path) -> None:
+    """H34: a later one would prove nothing. After a shortage LevelDB is opened again, so that its tables have the rows;
+    a broken disk is final."""
+    disk, opener = ShortDisk(), Opener()
+    store = store_on(opener, memory_directory, disk)
     history = history_of_large_values()
     store.write([history.step(0, 2)])
     disk.fails, disk.number = fails, number
     with pytest.raises(LocalFault) as failed:
         store.checkpoint()
-    assert not isinstance(failed.value, StorageShort)
     disk.fails = ""
+    if number == errno.EIO:
+        assert not isinstance(failed.value, StorageShort)
+        with pytest.raises(LocalFault, match="refuses writes"):
+            store.checkpoint()
+    else:
+        assert isinstance(failed.value, StorageShort)
+        store.checkpoint()
+        assert (store.durable_floor(3), opener.opened, store.shortage) == (2, 2, "")
+    store.close()
+
+
+def test_rows_that_a_failed_sync_has_lost_are_noticed(memory_directory: Path) -> None:
+    """The kernel may have dropped pages that it could not write: a store that is opened again without these rows has
+    failed, and its floors stay below them."""
+    disk, opener = ShortDisk(), Opener()
+    store = store_on(opener, memory_directory, disk)
+    history = history_of_large_values()
+    store.write([history.step(0, 2)])
+    disk.fails, disk.number = "sync", errno.EDQUOT
+    with pytest.raises(StorageShort):
+        store.checkpoint()
+    disk.fails = ""
+    for path in (memory_directory / "store" / "rows").glob("*.log"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(LocalFault) as failed:
+        store.checkpoint()
+    assert not isinstance(failed.value, StorageShort)
+    assert store.durable_floor(3) == 0
     with pytest.raises(LocalFault, match="refuses writes"):
         store.checkpoint()
     store.close()
