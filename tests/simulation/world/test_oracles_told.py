@@ -83,6 +83,7 @@ def cluster_answer(**changes: Any) -> dict[str, Any]:
         "under_replicated": [],
         "below_min_isr": [],
         "problems": [],
+        "warnings": [],
         "state": "online",
         "state_reason": "",
     } | changes
@@ -304,9 +305,10 @@ def test_a_key_is_explained_as_it_is() -> None:
 
 
 def test_all_is_well_once_all_is_quiet() -> None:
-    """Problems, lag and ledgers that are not known are wrong at the end."""
+    """Problems, warnings, lag and ledgers that are not known are wrong at the end."""
     assert judge_quiet_cluster(cluster_answer(), moment()) == []
     assert len(judge_quiet_cluster(cluster_answer(problems=["x"]), moment())) == 1
+    assert len(judge_quiet_cluster(cluster_answer(warnings=["x"]), moment())) == 1
     lag = {"queue": "q", "bucket_type": "default", "cluster": "west", "reason": ""}
     calm = {"seconds": 0.0, "objects": 0, "in_flight": 0}
     assert judge_quiet_lag({"lag": [lag | calm]}, moment()) == []
