@@ -2,7 +2,7 @@
 
 `urllib3` and `httpcore2` ask `select.poll` whether an idle connection was closed, and `ssl.SSLContext.wrap_socket` for
 TLS, both of which know descriptors of the real system only. Real sockets are passed on. APScheduler asks `datetime` for
-the time, the Python client `time`.
+the time, the Python client and the connections of `httpcore2` ask `time`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from unittest import mock
 
 from apscheduler.executors import base as executors
 from apscheduler.schedulers import base as schedulers
+from httpcore2._async import http11 as connections
 from urllib3.util.ssltransport import SSLTransport
 
 from isthmus.client import options
@@ -33,14 +34,16 @@ def libraries_in_the_world() -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(select, "poll", _Poll))
         patches.enter_context(mock.patch.object(ssl.SSLContext, "wrap_socket", _wrap_socket))
-        patches.enter_context(mock.patch.object(options, "time", _MachineTime))
-        for module in (schedulers, executors):
-            patches.enter_context(mock.patch.object(module, "datetime", _MachineDatetime))
+        for timed in (options, connections):
+            patches.enter_context(mock.patch.object(timed, "time", _MachineTime))
+        for dated in (schedulers, executors):
+            patches.enter_context(mock.patch.object(dated, "datetime", _MachineDatetime))
         yield
 
 
 class _MachineTime:
-    """`time` of the Python client's options, which look at a token's file once a second."""
+    """`time` of the Python client's options, which look at a token's file once a second, and of its connections, which
+    end when they were idle for long."""
 
     @staticmethod
     def monotonic() -> float:

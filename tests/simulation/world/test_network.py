@@ -19,7 +19,7 @@ import pytest
 import requests
 
 from isthmus.client.steps import Endpoint, NoAnswer, Request, Response, Send
-from isthmus.client.transport import AsyncTransport
+from isthmus.client.transport import IDLE_S, AsyncTransport
 from isthmus.repl import machine as product_machine
 from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.http.client import OPEN, HttpPeer, PeerCredentials
@@ -1048,6 +1048,27 @@ def test_client_transport() -> None:
     assert (silent.sent, silent.silent) == (True, True)
     assert isinstance(refused, NoAnswer)
     assert not refused.sent
+
+
+def test_idle_connections_of_the_client_transport_end_in_virtual_time() -> None:
+    """Whether a connection was idle for too long says the machine's clock, not the real one, which runs at the speed of
+    the tests' machine."""
+    two = Two()
+    made: list[Answers] = []
+    two.serve(two.b, lambda: made.append(Answers()) or made[-1])  # type: ignore[func-returns-value]
+
+    async def ask() -> list[int]:
+        transport, found = AsyncTransport(None, 2), []
+        send = Send(Endpoint("http", two.b.address, PORT), Request(b"GET", b"/x", (), b""), 2.0, 1.0)
+        for idle_s in (0, IDLE_S - 2, IDLE_S + 2):
+            await asyncio.sleep(idle_s)
+            assert isinstance(await transport.send(send), Response)
+            found.append(len(made))
+        await transport.close()
+        return found
+
+    with libraries_in_the_world():
+        assert two.call(two.a, ask(), 3 * IDLE_S) == [1, 1, 2]
 
 
 class LinkedNode:
