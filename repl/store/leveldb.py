@@ -529,7 +529,10 @@ class LevelStore:
         committed again."""
         batch, ends, database, size_bytes = prepared
         began_s = machine().monotonic_s()
-        self._write_batch(batch, database, patient=patient)
+        if patient:
+            self._write_batch(batch, database, patient=True)
+        else:
+            self._write_at_once(batch, database)
         self._stalls.wrote(size_bytes, machine().monotonic_s() - began_s)
         self._progress.wrote(ends)
         if size_bytes <= SPARE_BATCH_BYTES_MAX and len(self._spare_batches) < SPARE_BATCHES:
@@ -751,6 +754,23 @@ class LevelStore:
                 if self.shortage:
                     self.shortage = ""
                 return
+
+    def _write_at_once(self, batch: Any, database: Any) -> None:
+        """`_write_batch` that waits for no thread: one that opens the database again may take long. Raises StorageShort
+        when one writes."""
+        if not self._writing.acquire(blocking=False):
+            raise StorageShort(self._broken or "a thread writes to the store")
+        try:
+            self._refuse_after_failure()
+            if self._broken:
+                raise StorageShort(self._broken)
+            self._write(batch, database)
+            self.shortage = ""
+        except StorageShort as error:
+            self._note_short(error)
+            raise
+        finally:
+            self._writing.release()
 
     def _write(self, batch: Any, database: Any) -> None:
         if database is not self._db:

@@ -251,8 +251,8 @@ class Store(Protocol):
 
     def commit(self, prepared: Prepared, *, patient: bool = True) -> None:
         """Write a prepared batch; readers see all of it or nothing. Raises LocalFault. While the store is short of
-        something it waits, or, if not `patient`, raises StorageShort: the batch is then to be committed again before
-        any other."""
+        something it waits. If not `patient` it waits for nothing, a thread that writes included, and raises
+        StorageShort instead: the batch is then to be committed again before any other."""
 
     shortage: str
     """Why the last write waited, or waits, as a clause for operators; "" once it was written."""

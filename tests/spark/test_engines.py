@@ -87,7 +87,7 @@ class SubmittedRuns:
         assert summary == RunDirectory(str(self.output), run_id).read("summary.json")
         assert findings_by_key(self.output, run_id) == FOUND
         assert summary["verdicts"] == {
-            "match": EQUAL + 1, "transient": 0, "diverged": len(FOUND), "filtered": 0, "unreachable": 0
+            "match": EQUAL + 1, "transient": 0, "waiting": 0, "diverged": len(FOUND), "filtered": 0, "unreachable": 0
         }  # fmt: skip
         assert summary["coverage"]["segments"] == 1 << 20
         return summary

@@ -395,6 +395,17 @@ def listing_failures(history: History, keys: Mapping[Key, KeyHistory]) -> Iterat
 # -- (a) nothing lost unnamed ----------------------------------------------------------------------------------------
 
 
+def _nothing_is_left(keys: KeyHistory, cluster: str, home: State, state: State) -> bool:
+    """Whether a key that is deleted in its cluster has nothing to bring to another, whatever that has seen: it is
+    absent or a tombstone there, too; or it is reaped at home, and the other has no value that was written there."""
+    if home.values:
+        return False
+    reaped = home.clock is None and not home.hidden
+    return not state.values or (
+        reaped and not any(op.value in state.values for op in keys.writes if op.cluster == cluster)
+    )
+
+
 Named = Callable[[Operation, str], str]
 """How the loss of a write in a cluster is named; "" if it is not."""
 
@@ -409,8 +420,10 @@ def lost(
             continue
         for cluster in (write.cluster, *receivers[write.cluster]):
             state, home = finals.get(cluster), finals.get(write.cluster)
-            if state is None or (state is not home and home is not None and not home.values and not state.values):
-                continue  # a tombstone and an absent key are equal for full-sync, whatever each has seen
+            if state is None or (
+                state is not home and home is not None and _nothing_is_left(keys, write.cluster, home, state)
+            ):
+                continue
             why = keys.missing(write, state)
             if why and not named(write, cluster):
                 yield f"{keys.key} in {cluster}: {why}\n  {write}"

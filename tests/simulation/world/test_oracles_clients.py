@@ -385,6 +385,7 @@ def an_operation(kind: Kind, called_ns: int, answered_ns: int, **more: object) -
 
 
 EAST: Final = actor_of(UUIDS["east"], 0)
+WEST: Final = actor_of(UUIDS["west"], 0)
 
 
 def test_a_write_that_is_gone_may_be_named() -> None:
@@ -396,6 +397,23 @@ def test_a_write_that_is_gone_may_be_named() -> None:
     assert len(list(lost(keys, finals, RECEIVERS, lambda _write, _cluster: ""))) == 1
     assert not list(lost(keys, finals, RECEIVERS, lambda _write, cluster: f"a gap of {cluster}"))
     assert not list(lost(keys, finals, {"east": ()}, lambda _write, _cluster: ""))
+
+
+def test_a_reaped_delete_takes_nothing_from_what_others_wrote() -> None:
+    """A key that was written, deleted and reaped in one cluster need not be known where others wrote it: unless what
+    was deleted is still there, or the tombstone, which full-sync would send."""
+    write = an_operation(Kind.PUT, 1, 2, value="v", clock={EAST: 1})
+    delete = an_operation(Kind.DELETE, 3, 4, context={EAST: 1}, clock={EAST: 2})
+    other = an_operation(Kind.PUT, 5, 6, value="w", clock={WEST: 1}, cluster="west")
+    keys = KeyHistory(KEY, [write, delete, other], Rules(reaps=True), UUIDS)
+
+    def found(east: State, *values: str) -> int:
+        west = State({WEST: 1}, values, 9)
+        return len(list(lost(keys, {"east": east, "west": west}, {"east": ("west",), "west": ()}, lambda *_: "")))
+
+    assert found(State(None, (), 9), "w") == 0
+    assert found(State({EAST: 2}, (), 9), "w") == 2
+    assert found(State(None, (), 9), "v", "w") > 0
 
 
 def test_a_write_that_is_gone_everywhere_is_lost_in_its_own_cluster() -> None:
