@@ -145,7 +145,8 @@ def test_a_cut_link_is_shown_with_its_backlog(pair: Clusters, open_page: OpenPag
             pair.put("east", "b", f"during {number}", "v")
         expect(drawn).to_contain_text(re.compile(r"to-west: \d[\d.]* s behind, 5 objects"))
         expect(drawn).to_contain_text(re.compile("to-east: [0-3] of 4 links running"), timeout=90_000)
-        expect(tab.region("Alarms")).to_contain_text(re.compile("fetches from west: [1-4] of 4 links fail"))
+        alarm = re.compile("fetches from west: [1-4] of 4 links fail")
+        expect(tab.region("Alarms")).to_contain_text(alarm, timeout=90_000)  # a held fetch fails after 35 s
         expect(drawn).to_contain_text(re.compile(r"to-west: \d+ min \d+ s behind"), timeout=90_000)
         expect(tab.region("Alarms")).to_contain_text(re.compile(r"queue to-west, bucket type default: .* behind"))
     expect(tab.region("Alarms")).to_contain_text("nothing is amiss", timeout=120_000)
