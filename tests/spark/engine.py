@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyspark
+from pyspark import SparkContext
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 SPARK_HOME: Final = Path(pyspark.__file__).parent
@@ -187,6 +188,17 @@ def program(path: Path, text: str, *arguments: str, timeout_s: float = 600, **en
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4_000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def end_driver() -> None:
+    """End the Java process of earlier sessions of this process, so that the next session starts one, whose log is its
+    own."""
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(PATIENCE_S)
+        SparkContext._gateway = SparkContext._jvm = None
 
 
 def wait_until(

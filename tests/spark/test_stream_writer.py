@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from isthmus.aae.reconcile.spark_session import session
-from tests.spark.engine import wait_until
+from tests.spark.engine import end_driver, wait_until
 from tests.support.reconcile_pairs import ClusterPair, made, up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
@@ -38,6 +38,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def spark(log: Path) -> Iterator[Any]:
     """One session for all tests."""
+    end_driver()
     found = session("tests", "local[2]", log=log)
     yield found
     found.stop()
