@@ -292,7 +292,7 @@ class LogWriter:
                     raise
             else:
                 self._write_refused = ""
-                self._measure()  # no more: the index has not taken in yet what was written
+                self._measure()  # not check_space, which may begin a file: the index lacks what was just written
                 return found
 
     def _refused(self, error: StorageShort) -> None:

@@ -187,7 +187,8 @@ class Applier:
         """`steps` were written: begin the next batch, if anything waits."""
         if self._retries:
             for step in steps:
-                self._retries.pop(step.partition, None)
+                if step.entries:  # soft cursors are written alone while the entries wait
+                    self._retries.pop(step.partition, None)
         self.steps_written += bool(steps)
         self.entries_written += sum([len(step.entries) for step in steps])
         self._busy = False

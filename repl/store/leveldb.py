@@ -953,8 +953,8 @@ class PatientSource:
                 with closing(self._view.scan(start, stop)) as scan:
                     row = next(scan, None)
                     while row is not None:
-                        start = row[0] + b"\0"
                         target = yield row
+                        start = row[0] + b"\0" if target is None else target
                         row = next(scan, None) if target is None else _sent(scan, target)
             except StorageShort:
                 if self._closing.wait(SHORTAGE_PAUSE_S):

@@ -220,8 +220,8 @@ class _Call(asyncio.Handle):
         self._source_traceback = None
 
 
-class _Timer(asyncio.TimerHandle):
-    """A timer that knows its event; see `_Call`."""
+class _Timer(_Call, asyncio.TimerHandle):
+    """A timer that knows its event."""
 
     __slots__ = ("event",)
     event: Any
@@ -234,13 +234,7 @@ class _Timer(asyncio.TimerHandle):
         loop: asyncio.AbstractEventLoop,
         context: contextvars.Context | None,
     ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+        _Call.__init__(self, callback, args, loop, context)
         self._when = when
         self._scheduled = False
         self.event = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from isthmus.repl.shortage import NO_DESCRIPTORS, SHORTAGES
 from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import leveldb
 from isthmus.repl.store.checkpoint import Disk
-from isthmus.repl.store.leveldb import LevelDbView, LevelStore, creation_shortage
+from isthmus.repl.store.leveldb import LevelDbView, LevelStore, PatientSource, RowChanges, creation_shortage
 from tests.support.entry_histories import History, open_store
 from tests.support.few_descriptors import no_descriptor_left
 
@@ -128,6 +129,9 @@ class FaultyBatch:
             self._faulty.broken = self._faulty.opener.fails
             self._faulty.opener.tear()
             raise leveldb.plyvel.IOError(self._faulty.broken)
+        if (gate := self._faulty.opener.gate) is not None:
+            self._faulty.opener.waits.set()
+            gate.wait(20)
         self.batch.write()
 
 
@@ -152,6 +156,11 @@ class Opener:
     fails = b""
     torn = False
     opened = 0
+    gate: threading.Event | None = None
+    """A write waits for this, and sets `waits` meanwhile."""
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
 
     def __call__(self, name: str, **options: Any) -> FaultyDatabase:
         if self.fails:
@@ -263,6 +272,69 @@ def test_leveldb_is_opened_again_beside_its_readers(memory_directory: Path) -> N
     assert wrong == []
     assert opener.opened == 21
     store.close()
+
+
+def test_a_batch_of_the_event_loop_waits_for_no_thread(memory_directory: Path) -> None:
+    """While another thread writes, after it has opened LevelDB again, such a batch is refused at once, which is no
+    shortage, and written later."""
+    opener, history = Opener(), history_of_large_values()
+    store = store_on(opener, memory_directory)
+    store.write([history.step(0, 1)])
+    opener.fails = f"IO error: {memory_directory}/rows/000009.ldb: No space left on device".encode()
+    first = store.prepare([history.step(1, 2)])
+    with pytest.raises(StorageShort):
+        store.commit(first, patient=False)
+    opener.fails = b""
+    opener.gate = threading.Event()
+    thread = threading.Thread(target=lambda: store.write_batch(RowChanges()))
+    thread.start()
+    opener.waits.wait(20)
+    try:
+        with pytest.raises(StorageShort, match="a thread writes"):
+            store.commit(first, patient=False)
+    finally:
+        opener.gate.set()
+        thread.join(20)
+    assert store.shortage == ""
+    store.commit(first, patient=False)
+    assert store.applied(3).offset == 2
+    store.close()
+
+
+@pytest.mark.parametrize("short", ["next", "send"])
+def test_a_scan_that_was_to_skip_goes_on_where_it_was_sent(short: str) -> None:
+    """A state transfer's scan that meets a closed database begins again behind its last row, or at the row that it was
+    sent to, and no earlier."""
+    names = [b"a", b"b", b"c", b"d"]
+    begun: list[bytes] = []
+
+    class View:
+        """Scans of the four rows; the first one ends at its second step, since the database is closed."""
+
+        def scan(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], bytes | None, None]:
+            """See Source."""
+            begun.append(start)
+            while start < stop:
+                row = next(name for name in names if name >= start)
+                target = yield row, b""
+                if len(begun) == 1:
+                    raise StorageShort("made up by a test")
+                start = row + b"\0" if target is None else target
+
+    class Open(threading.Event):
+        """The store is not closing, and pauses take no time."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            """See threading.Event."""
+            return False
+
+    source = PatientSource(View(), Open())  # type: ignore[arg-type]
+    scan = source.scan(b"a", b"d\0")
+    assert next(scan) == (b"a", b"")
+    found = next(scan) if short == "next" else scan.send(b"c")
+    assert found[0] == (b"b" if short == "next" else b"c")
+    assert begun == [b"a", b"a\0" if short == "next" else b"c"]
+    assert [name for name, _ in scan] == names[names.index(found[0]) + 1 :]
 
 
 def test_a_broken_disk_under_leveldb_is_final(memory_directory: Path) -> None:
