@@ -255,14 +255,14 @@ class QueueActs:
         return ObjectReply(self._queues.cluster_uuid, self._queues.cluster_name, await queue.object_of(wanted.key))
 
     def counters(self, name: str, told: ToldCounters) -> ToldCounters:
-        """Hand on what the cluster that owns the queue holds of this cluster's actors; what this node holds of its own.
-        Raises UnknownQueue, OwnedByOther."""
-        self._owned(name, told.cluster, told.name)
-        if self._witness is None:
-            return ToldCounters(self._queues.cluster_uuid, self._queues.cluster_name, {})
-        self._witness.told(told.counters, told.name)
-        held = self._witness.held(told.cluster)
-        return ToldCounters(self._queues.cluster_uuid, self._queues.cluster_name, held)
+        """Hand on what the cluster that owns the queue holds of this cluster's actors; what this node holds of its own,
+        and the queue's filter. Raises UnknownQueue, OwnedByOther."""
+        queue = self._owned(name, told.cluster, told.name)
+        held: Mapping[bytes, int] = {}
+        if self._witness is not None:
+            self._witness.told(told.counters, told.name)
+            held = self._witness.held(told.cluster)
+        return ToldCounters(self._queues.cluster_uuid, self._queues.cluster_name, held, str(queue.filter))
 
     def _owned(self, name: str, cluster: bytes, cluster_name: str) -> QueueServer:
         """The queue, if it belongs to that cluster. Raises UnknownQueue, OwnedByOther."""

@@ -6,6 +6,7 @@ source holds of the fetching cluster's (docs/protocol.md R-ACTOR).
     v            1
     cluster      16 bytes: uuid of the cluster that tells         name         its name, text
     counters     [[actor, counter], ...] of the other cluster's actors
+    filter       in the answer: the queue's filter, text; absent in requests and from older sources
 
 No lease, cursor or owner is concerned. An older source does not know the path, and tells nothing.
 """
@@ -32,29 +33,38 @@ BYTES_MAX: Final = 1_000_000
 """Largest message: 16,384 counters of 40 bytes, and some to spare."""
 
 
+FILTER_MAX: Final = 262_144
+"""Longest filter, in characters: 256 rules of the longest bucket name, percent-encoded. A longer one is not told."""
+
+
 class ToldCounters(NamedTuple):
-    """What the cluster `cluster`, named `name`, holds: actor -> highest counter."""
+    """What the cluster `cluster`, named `name`, holds: actor -> highest counter. `filter`: that of the queue; "" when
+    it is not told."""
 
     cluster: bytes
     name: str
     counters: Mapping[bytes, int]
+    filter: str = ""
 
 
 _Actor = Annotated[bytes, Meta(min_length=1, max_length=ACTOR_BYTES_MAX)]
 _Counter = Annotated[int, Meta(ge=1)]
 
 
-class _Form(Struct):
+class _Form(Struct, omit_defaults=True):
     v: int
     cluster: Annotated[bytes, Meta(min_length=16, max_length=16)]
     name: Annotated[str, Meta(max_length=NAME_MAX)]
     counters: Annotated[list[tuple[_Actor, _Counter]], Meta(max_length=COUNTERS_MAX)]
+    filter: Annotated[str, Meta(max_length=FILTER_MAX)] = ""
 
 
 def encode_counters(told: ToldCounters) -> bytes:
     """The message's body."""
     pairs = sorted(told.counters.items())[:COUNTERS_MAX]
-    return msgspec.msgpack.encode(_Form(VERSION, told.cluster, told.name, pairs))
+    return msgspec.msgpack.encode(
+        _Form(VERSION, told.cluster, told.name, pairs, told.filter if len(told.filter) <= FILTER_MAX else "")
+    )
 
 
 def decode_counters(body: bytes) -> ToldCounters:
@@ -65,4 +75,4 @@ def decode_counters(body: bytes) -> ToldCounters:
         raise CodecError(f"not a message of counters: {error}") from error
     if form.v != VERSION:
         raise UnknownFetchVersion(f"counters of version {form.v!r:.40}, this program speaks {VERSION}")
-    return ToldCounters(form.cluster, form.name, dict(form.counters))
+    return ToldCounters(form.cluster, form.name, dict(form.counters), form.filter)

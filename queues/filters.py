@@ -126,12 +126,10 @@ class Filter:
 
     def accepts_all_repairs_of(self, other: Filter, bucket_type: bytes) -> bool:
         """Whether all buckets of this type that a queue with the filter `other` may contain are accepted as repairs
-        here. May be False by mistake: two filters by buckets are compared by their texts only."""
-        return (
-            self.accepts_all_repairs(bucket_type)
-            or not other.accepts_some_repairs(bucket_type)
-            or self.rules == other.rules
-        )
+        here. May be False by mistake: filters by buckets are compared rule by rule (`includes_more`)."""
+        if self.accepts_all_repairs(bucket_type):
+            return True
+        return not other.blocks and not includes_more(other, self, bucket_type)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.rules))

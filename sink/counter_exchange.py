@@ -1,7 +1,8 @@
 """The exchange of counters with a source, at the beginning of a link and then once a minute (R-ACTOR).
 
 Each side tells the highest counters that it holds of the other's actors, so that a cluster that was put back to an
-earlier state learns it from the others, if possible before it fetches, and before clients write for long.
+earlier state learns it from the others, if possible before it fetches, and before clients write for long. The source
+also tells its queue's filter, so that this cluster knows which bucket types it gets from there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Final, Protocol
 import structlog
 
 from isthmus.queues.counters_wire import ToldCounters
-from isthmus.repl.model.errors import CodecError, PeerFault
+from isthmus.queues.filters import Filter, parse_filter
+from isthmus.repl.model.errors import BadConfig, CodecError, PeerFault
 from isthmus.repl.model.ports import TimeSource
 
 log = structlog.get_logger(__name__)
@@ -37,6 +39,7 @@ class CountingLink(Protocol):
     cluster: bytes | None
     counters_due_ms: int
     counters_passes: int
+    source_filter: Filter | None
 
 
 class CounterFetcher(Protocol):
@@ -82,4 +85,14 @@ class CounterExchange:
             log.debug("sink.counters_unanswered", error=str(error))
             return
         if answer.cluster == link.cluster:
+            link.source_filter = _parsed(answer.filter)
             self._told(answer.counters, answer.name)
+
+
+def _parsed(text: str) -> Filter | None:
+    """The filter; None for one that is not told, or that a newer version wrote with rules that this one lacks."""
+    try:
+        return parse_filter(text) if text else None
+    except BadConfig as error:
+        log.info("sink.filter_unknown", error=str(error))
+        return None

@@ -18,6 +18,7 @@ import structlog
 
 from isthmus.config.settings import PeerSettings, SinkSettings
 from isthmus.config.text import clause, quantity
+from isthmus.queues.filters import Filter
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.wire import UnknownFetchVersion
 from isthmus.repl.clock_offsets import ClockOffsets
@@ -594,9 +595,10 @@ class Sink:
             "peers_unusable": [{"queue": n.queue, "url": n.peer, "reason": why} for n, why in self._unusable.items()],
         }
 
-    def source_clusters(self) -> frozenset[bytes]:
-        """Uuids of the clusters from which this node's links fetch, as far as they have answered."""
-        return frozenset(link.cluster for link in self._pool.links.values() if link.cluster is not None)
+    def source_filters(self, cluster: bytes) -> list[Filter | None]:
+        """The filters of the queues that this node's links fetch from the cluster of that uuid, as far as it has
+        answered; None for one that the source has not told."""
+        return [link.source_filter for link in self._pool.links.values() if link.cluster == cluster]
 
     def fetched_lags(self) -> list[FetchedLag]:
         """Changes that were fetched and are not stored yet, by queue, source cluster and bucket type. Queues with an

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from isthmus.config.text import clause, quantity
+from isthmus.queues.filters import Filter
 from isthmus.queues.leases import Session
 from isthmus.queues.window_rules import REAL_TIME, Item
 from isthmus.queues.wire import BatchAck, FetchReply
@@ -95,6 +96,8 @@ class Link:
         """When counters are exchanged with the source again; 0 at the beginning, and after each failure."""
         self.counters_passes = -1
         """Passes of the held counters at the last exchange."""
+        self.source_filter: Filter | None = None
+        """The filter of the source's queue, told with its counters; None: not told, as by an older source."""
         self.open_fetches: dict[int, tuple[int, int]] = {}
         """Slot (by identity) -> when its fetch began, and when the answer is due, in wall-clock ms."""
 

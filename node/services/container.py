@@ -316,7 +316,7 @@ class NodeServices:
         self.fullsync = self._build_fullsync(metastore)
         self.reaper.differences = ComparedDifferences(self.fullsync.scheduler)
         self.fullsync_status = FullSyncStatus(
-            self.fullsync, self.queue_coverage, name, self.time, lambda: self.sink.source_clusters()
+            self.fullsync, self.queue_coverage, name, self.time, lambda cluster: self.sink.source_filters(cluster)
         )
         self.runtime.listeners.add(self.fullsync.trees)
         self.folding = self._build_folding()

@@ -407,7 +407,7 @@ def _synced(
         sentence = f"{where}: {what} (isthmus bucket-type create {bucket_type})"
         remedy = f"at {there}: isthmus bucket-type create {bucket_type}"
         return Fact(ProbeState.WARNING, sentence, Code.BUCKET_TYPE_LACKING, subject, remedy)
-    both_ways = any(peer.get("both_ways") for _, peer in peers)
+    both_ways = any(_equality_asked(peer, bucket_type) for _, peer in peers)
     proof = "proven equal" if both_ways else "proven up to date"
     proven, ahead = _newest_proof([peer for _, peer in peers], bucket_type, at_ms, both_ways=both_ways)
     notes = [f"{node} is {cell(peer.get('state'))}: {peer.get('reason')}" for node, peer in peers if _rests(peer)]
@@ -440,6 +440,12 @@ def _synced(
 AHEAD_MS: Final = 1_000
 """How far ahead of the clock of the node that answers a proof may be stamped: clocks that differ by more are a finding
 of their own. A proof or gap from further ahead has no known age."""
+
+
+def _equality_asked(peer: Mapping[str, Any], bucket_type: str) -> bool:
+    """Whether both clusters are to have the same of this bucket type. A node of an older version does not tell bucket
+    types apart."""
+    return bucket_type in peer["equal_types"] if "equal_types" in peer else bool(peer.get("both_ways"))
 
 
 def _newest_proof(

@@ -3,7 +3,7 @@ queues in sync."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from isthmus.aae import status
@@ -11,6 +11,7 @@ from isthmus.aae.scheduling.last_comparison import last_comparisons
 from isthmus.aae.scheduling.scheduler import PeerState
 from isthmus.aae.service import FullSync
 from isthmus.node.services.queue_coverage import QueueCoverage
+from isthmus.queues.filters import Filter
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import TimeSource
 
@@ -24,14 +25,15 @@ class FullSyncStatus:
         coverage: QueueCoverage,
         node: str,
         time: TimeSource,
-        sources: Callable[[], Collection[bytes]],
+        fetched: Callable[[bytes], Sequence[Filter | None]],
     ) -> None:
-        """`sources`: uuids of the clusters from which this node fetches."""
+        """`fetched(cluster)`: the filters of the queues that this node fetches from the cluster of that uuid; None for
+        one that is not known."""
         self._fullsync = fullsync
         self._coverage = coverage
         self._node = node
         self._time = time
-        self._sources = sources
+        self._fetched = fetched
 
     def trees(self) -> dict[str, Any]:
         """The trees of this node's replicas."""
@@ -57,23 +59,33 @@ class FullSyncStatus:
         for shown in found["peers"]:
             peer = manager.peers[shown["name"]]
             shown["compares"] = self.compared(peer)
-            shown["both_ways"] = self.both_ways(peer)
+            shown["equal_types"] = self.equal_types(peer)
+            shown["both_ways"] = bool(shown["equal_types"])
         found |= status.operator_overrides(manager)
         return {**self._fullsync.status(), "node": self._node, "sent": self._coverage.sent(), **found}
 
-    def both_ways(self, peer: PeerState) -> bool:
-        """True if the clusters replicate in both directions, so that they are to be equal: this one fetches from the
-        other one, or asks it for repairs."""
+    def equal_types(self, peer: PeerState) -> list[str]:
+        """The bucket types of which both clusters are to have the same, since they replicate in both directions: this
+        one asks the other one for repairs, or fetches a queue whose filter lets out all that is compared. A queue whose
+        filter is not known lets out everything."""
+        if peer.settings.bidirectional:
+            return sorted(peer.bucket_types)
         cluster = peer.history.cluster
-        return peer.settings.bidirectional or (bool(cluster) and bytes.fromhex(cluster) in self._sources())
+        fetched = self._fetched(bytes.fromhex(cluster)) if cluster else ()
+        return sorted(
+            bucket_type
+            for bucket_type in peer.bucket_types
+            if any(one is None or self._coverage.returns_all(peer.settings.queue, one, bucket_type) for one in fetched)
+        )
 
     def proven(self) -> list[dict[str, Any]]:
         """The times as of which the other cluster is proven to have all that a queue offers: {"queue", "bucket_type",
         "at_ms"}. With "equal_at_ms" where the clusters are to be equal: when they were found so, None for never."""
+        peers = [(peer, self.equal_types(peer)) for peer in self._fullsync.scheduler.peers.values()]
         return [
             {"queue": queue, "bucket_type": bucket_type, "at_ms": at_ms}
-            | ({"equal_at_ms": peer.history.equal_ms.get(bucket_type)} if self.both_ways(peer) else {})
-            for peer in self._fullsync.scheduler.peers.values()
+            | ({"equal_at_ms": peer.history.equal_ms.get(bucket_type)} if bucket_type in equal else {})
+            for peer, equal in peers
             for queue, bucket_types in self.compared(peer).items()
             for bucket_type, at_ms in peer.history.proven_ms.items()
             if bucket_type in bucket_types

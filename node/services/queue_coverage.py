@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from isthmus.aae import status
+from isthmus.queues.filters import Filter
 from isthmus.queues.service import QueueService
 from isthmus.queues.wire import UnknownQueue
 from isthmus.repl.controller.controller import Controller
@@ -75,6 +76,13 @@ class QueueCoverage:
             if types:
                 found[name] = types
         return found
+
+    def returns_all(self, queue: str, other: Filter, bucket_type: str) -> bool:
+        """Whether a queue of another cluster with the filter `other` lets out all of a bucket type that `queue` lets
+        out. False when there is no queue of this name."""
+        if queue not in self._queues.machines():
+            return False
+        return other.accepts_all_repairs_of(self._queues.named(queue).filter, bucket_type.encode())
 
     def compared_types(self, queue: str, cluster: bytes | None) -> dict[str, list[str]]:
         """`compared` over all bucket types of this cluster."""

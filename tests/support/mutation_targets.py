@@ -362,7 +362,10 @@ def _cluster_targets() -> Iterator[MutationTarget]:
     zipped = fetch.encode_reply(large, fetch.ZSTD)
     yield MutationTarget("compressed fetch answers", (zipped,), fetch.decode_reply, Encoding.MSGPACK)
     told = ToldCounters(UUID, "west", {UUID + bytes(4): 1 << 44, UUID + bytes(11) + b"\1": 1 << 63})
-    yield MutationTarget("told counters", (encode_counters(told),), decode_counters, Encoding.MSGPACK)
+    filtered = told._replace(filter="any, !buckettype:b")
+    yield MutationTarget(
+        "told counters", tuple(map(encode_counters, (told, filtered))), decode_counters, Encoding.MSGPACK
+    )
     asking = fetch.encode_asking(fetch.ObjectRequest(UUID, "west", KEY))
     yield MutationTarget("object requests", (asking,), fetch.decode_asking, Encoding.MSGPACK)
     answers = [fetch.ObjectReply(UUID, "east", payload) for payload in (None, OBJECTS[0])]

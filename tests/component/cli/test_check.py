@@ -215,8 +215,9 @@ def test_keys_of_the_sinks_own_matter_only_where_both_are_to_be_equal(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One-way, a check that found all of ours there is a proof, whatever else the sink has. Where both directions are
-    configured only equality is: until the other side's keys are here, it is a warning, and an old equality counts by
-    its age. A node of an earlier version proves nothing but equality."""
+    configured for this bucket type, only equality is: until the other side's keys are here, it is a warning, and an
+    old equality counts by its age. A node of an earlier version proves nothing but equality, or tells no bucket types
+    apart."""
     listener.respond("/admin/cluster", CLUSTER)
     reason = "all of ours is there; only there or newer there: 2 keys"
     newest = check("up-to-date", 2 * HOUR_MS, reason=reason)
@@ -235,6 +236,8 @@ def test_keys_of_the_sinks_own_matter_only_where_both_are_to_be_equal(
     code, line = sync(both_ways=True, **before)
     assert (code, line.endswith("proven equal 60.0 min ago")) == (WARNING, True)
     assert sync(hour=60, both_ways=True, **before)[0] == CRITICAL
+    assert sync(both_ways=True, equal_types=["other"], **never)[0] == OK
+    assert sync(both_ways=True, equal_types=["default", "other"], **never)[0] == WARNING
     newest = check("in-sync", 2 * HOUR_MS)
     assert sync(both_ways=True) == (OK, f"SYNC OK: {where}: proven equal 0.0 ms ago"), "of an earlier version"
 

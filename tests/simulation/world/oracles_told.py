@@ -539,8 +539,6 @@ class Told:
         wrong = DOCUMENTS[path](answer.document, moment)
         if quiet and path in AT_QUIET:
             wrong += AT_QUIET[path](answer.document, moment)
-            if world.shape.filters[0] != world.shape.filters[1]:
-                wrong = [each for each in wrong if not each.startswith(NEVER_EQUAL)]
         self._wrong += [f"{node.name} answers {path}: {what}" for what in wrong]
 
     async def _explain(self, world: World, node: WorldNode, *, quiet: bool) -> None:
@@ -690,11 +688,6 @@ NOT_AT_QUIET: Final = frozenset(
     )
 )
 """Codes of findings that nothing is left of once all is healed and quiet. Others may stay until an operator acts."""
-
-
-NEVER_EQUAL: Final = "it finds fullsync,"
-"""A cluster that fetches from another one counts as replicated both ways, whatever the other's queue leaves out; so
-where filters differ, it is for ever found that clusters are not equal (docs/fullsync.md)."""
 
 
 def judge_quiet_findings(document: Mapping[str, Any], moment: Moment) -> list[str]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from isthmus.queues.counters_wire import ToldCounters, decode_counters, encode_counters
+from isthmus.queues.counters_wire import FILTER_MAX, ToldCounters, decode_counters, encode_counters
+from isthmus.queues.filters import Filter, parse_filter
 from isthmus.queues.wire import UnknownFetchVersion
 from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.errors import CodecError, PeerFault
@@ -38,6 +39,7 @@ class Link:
     cluster: bytes | None = EAST
     counters_due_ms: int = 0
     counters_passes: int = -1
+    source_filter: Filter | None = None
 
 
 @dataclass
@@ -109,6 +111,34 @@ async def test_a_source_that_does_not_exchange_is_fetched_from_all_the_same(refu
     assert not made.due(link)
     time.now += INTERVAL_MS
     assert made.due(link)
+
+
+async def test_the_source_tells_its_queues_filter() -> None:
+    """A later answer replaces it. It is unknown from a source of an older version, and with rules that are not known
+    here; a failed exchange changes nothing."""
+    made, _, _, told = exchange()
+    link, answer = Link(), ToldCounters(EAST, "east", {}, "any, !buckettype:local")
+    await made.run(link, Source(answer))
+    assert link.source_filter == parse_filter("any, !buckettype:local")
+    await made.run(link, Source(PeerFault("cut off")))
+    await made.run(link, Source(ToldCounters(OTHER, "other", {}, "any")))
+    assert link.source_filter == parse_filter("any, !buckettype:local")
+    for unknown in ("", "bucketcolour:red"):
+        await made.run(link, Source(answer._replace(filter=unknown)))
+        assert link.source_filter is None
+        await made.run(link, Source(answer))
+    assert len(told) == 5
+
+
+def test_a_filter_is_told_by_those_who_have_one() -> None:
+    """A message without a filter has the bytes of before; one that is longer than any that can be configured is left
+    out, and refused from others."""
+    message = ToldCounters(EAST, "east", {b"a": 1}, "bucketname:x")
+    assert decode_counters(encode_counters(message)) == message
+    assert b"filter" not in encode_counters(message._replace(filter=""))
+    assert decode_counters(encode_counters(message._replace(filter="x" * (FILTER_MAX + 1)))).filter == ""
+    with pytest.raises(CodecError):
+        decode_counters(encode_counters(message).replace(b"\xacbucketname:x", b"\xc0"))
 
 
 def test_a_message_is_read_back_and_a_wrong_one_refused() -> None:

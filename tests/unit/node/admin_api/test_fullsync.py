@@ -105,7 +105,7 @@ def services_of(node: str, manager: CheckScheduler, others: dict[str, ClusterQue
     """The parts of a node that the routes need. `others` are its live fellows, `down` are unreachable ones."""
     live = {node, *others}
     fullsync = SimpleNamespace(scheduler=manager)
-    shown = FullSyncStatus(fullsync, SimpleNamespace(), node, SystemTime(), frozenset)  # type: ignore[arg-type]
+    shown = FullSyncStatus(fullsync, SimpleNamespace(), node, SystemTime(), lambda _: ())  # type: ignore[arg-type]
     query = ClusterQuery(node, Wires(others))
     query.serve(FULLSYNC_STATUS, NoChecks())
     query.serve(FULLSYNC_ORDER, FullSyncOrderResponder(manager, SystemTime()))

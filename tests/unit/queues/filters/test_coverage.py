@@ -35,13 +35,19 @@ def test_types_are_judged_as_all_their_buckets_are(one, other, bucket_type) -> N
 
 
 def test_usual_filters_cover_each_other_as_operators_expect() -> None:
-    """A queue for repairs alone, and one for everything, cover each real-time queue; a filter by bucket covers only
-    itself; a type that the other queue excludes cannot be missing."""
+    """A queue for repairs alone, and one for everything, cover each real-time queue; a filter by bucket covers those
+    that let out no other bucket; a type that the other queue excludes cannot be missing."""
     cover = {
         ("block_rtq", "any"): True,
         ("any", "bucketname:x"): True,
         ("bucketname:x", "any"): False,
         ("bucketname:x", "bucketname:x"): True,
+        ("bucketname:x, bucketname:y", "bucketname:y, bucketname:x"): True,
+        ("bucketprefix:x", "bucketname:xy"): True,
+        ("bucketname:xy", "bucketprefix:x"): False,
+        ("bucketname:x", "block_rtq"): False,
+        ("any, !bucketname:x", "!bucketname:x"): True,
+        ("!bucketname:x", "!bucketprefix:x"): True,
         ("bucketname:x", "buckettype:b"): True,
         ("buckettype:a", "any"): True,
         ("!bucketname:x", "any"): False,
