@@ -56,7 +56,7 @@ demo: venv
 lint: venv
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
-	@$(BIN)/mypy
+	@said=$$($(BIN)/mypy) || { echo "$$said" | sed 's,^isthmus/\([a-z]*/\),\1,'; exit 1; } # the paths that git knows
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/deno fmt --quiet --check --config $(PAGES)/deno.json $(PAGES)/static/js $(PAGES)/static/pages
 	@$(BIN)/deno lint --quiet --config $(PAGES)/deno.json $(PAGES)/static/js $(PAGES)/static/pages

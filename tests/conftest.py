@@ -15,17 +15,21 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import cache
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import hypothesis
 import pytest
 
+import isthmus
 from tests.support.log_watch import LogFiles, LogWatch, allowed_of, unexpected
 from tests.support.samples import share
 
@@ -111,6 +115,18 @@ def _described(one: threading.Thread | int) -> str:
     except OSError:
         command = "already gone"
     return f"process {one} ({command[:200]})"
+
+
+class NoSecondCopies(MetaPathFinder):
+    """Refuses to import a package of ours from the checkout's root, where it would be a second copy of every class."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """See importlib."""
+        if f"isthmus.{fullname}" in isthmus.FoldersBeside.names:
+            raise ImportError(f"import isthmus.{fullname}: {fullname} alone would be a second copy of it")
+
+
+sys.meta_path.insert(0, NoSecondCopies())
 
 
 class SharedFixtures:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib
 import importlib.util
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tomllib
@@ -20,6 +20,7 @@ from typing import Any, Final
 import pytest
 from packaging.requirements import Requirement
 
+import isthmus
 import isthmus.spark as spark
 from docs import record_demo
 from docs.generate import PUBLIC
@@ -64,20 +65,14 @@ def test_the_wheel_has_the_package_its_types_and_its_license(wheel: Path) -> Non
     assert "isthmus/node/dashboard/static/README.md" in archive.namelist()  # the pages are files of the package
 
 
-def archived(folder: Path, *, links: bool) -> Path:
-    """The last commit from its zip archive; without `links` as programs unpack it that do not know symbolic links: they
-    leave a small file in place of each."""
+def archived(folder: Path) -> Path:
+    """The last commit from its zip archive, as programs unpack it that know no symbolic links."""
     archive = folder / "tree.zip"
     command = ["git", "archive", "--format=zip", "-o", str(archive), "HEAD"]
     subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=50, check=True)
-    tree = folder / "tree"
     with zipfile.ZipFile(archive) as packed:
-        packed.extractall(tree)
-        for each in packed.infolist():
-            if links and stat.S_ISLNK(each.external_attr >> 16):
-                (tree / each.filename).unlink()
-                (tree / each.filename).symlink_to(packed.read(each).decode())
-    return tree
+        packed.extractall(folder / "tree")
+    return folder / "tree"
 
 
 def build(tree: Path, target: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -103,16 +98,30 @@ def modules(wheel: Path) -> set[str]:
 
 
 def test_every_folder_of_the_package_is_built() -> None:
-    """The build's folders are the links in `isthmus/`, except for the client, which is a distribution of its own."""
-    links = {path.name for path in (REPOSITORY / "isthmus").iterdir() if path.is_symlink()}
-    assert set(script("packages").FOLDERS) == links - {"client"}
+    """The build's folders are those that a checkout imports, except for the client, which is a distribution of its own;
+    `make venv` makes a link for each."""
+    imported = {folder.removeprefix("isthmus.") for folder in isthmus.FoldersBeside.names}
+    assert set(script("packages").FOLDERS) == imported - {"client"}
+    assert {path.name for path in (REPOSITORY / "isthmus").iterdir() if path.is_symlink()} == imported
+    ignored = (REPOSITORY / ".gitignore").read_text().splitlines()
+    assert {line.removeprefix("/isthmus/") for line in ignored if line.startswith("/isthmus/")} == imported
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_a_tree_from_a_zip_archive_builds_the_whole_package(tmp_path: Path, links: bool) -> None:
-    """With and without symbolic links, the wheel has every module, and so has the wheel of the source archive."""
-    tree = archived(tmp_path, links=links)
-    assert (tree / "isthmus" / "repl").is_symlink() == links
+def test_a_module_has_one_path_and_one_name() -> None:
+    """Tracebacks name a file as git does, and a package cannot be imported a second time from the checkout's root."""
+    for name in isthmus.FoldersBeside.names:
+        module = importlib.import_module(name)
+        assert Path(str(module.__file__)) == REPOSITORY / name.removeprefix("isthmus.") / "__init__.py"
+        with pytest.raises(ImportError, match=f"import {name}"):
+            importlib.import_module(name.removeprefix("isthmus."))
+
+
+def test_a_tree_from_a_zip_archive_builds_the_whole_package(tmp_path: Path) -> None:
+    """Git has no symbolic links, so the wheel has every module, and so has the wheel of the source archive."""
+    command = ["git", "ls-files", "--stage"]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=50, check=True).stdout
+    assert not [line for line in listed.splitlines() if line.startswith("120000")]
+    tree = archived(tmp_path)
     done = build(tree, "wheel", tmp_path / "wheel")
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "wheel").iterdir()
@@ -131,7 +140,7 @@ def test_a_tree_from_a_zip_archive_builds_the_whole_package(tmp_path: Path, link
 @pytest.mark.parametrize("target", ["wheel", "sdist", "editable"])
 def test_a_tree_without_one_of_its_folders_is_refused(tmp_path: Path, target: str) -> None:
     """Nothing is built, and the message names what is missing."""
-    tree = archived(tmp_path, links=True)
+    tree = archived(tmp_path)
     shutil.rmtree(tree / "queues")
     (tree / "isthmus" / "spark.py").unlink()
     done = build(tree, target, tmp_path / "built")
@@ -140,23 +149,20 @@ def test_a_tree_without_one_of_its_folders_is_refused(tmp_path: Path, target: st
     assert not list(tmp_path.glob("built/*"))
 
 
-def test_an_editable_installation_needs_the_links(tmp_path: Path) -> None:
-    """It imports from the tree itself: without links it is refused with the remedy, with them it is built."""
-    tree = archived(tmp_path, links=False)
+def test_an_editable_installation_runs_in_place(tmp_path: Path) -> None:
+    """It imports from the tree itself, which needs no links."""
+    tree = archived(tmp_path)
     (tmp_path / "built").mkdir()
-    done = build(tree, "editable", tmp_path / "built")
-    assert done.returncode != 0
-    assert "no symbolic link (or folder) aae, config, node, queues, repl, sink" in done.stderr
-    assert "install it without -e" in done.stderr
-    assert not list(tmp_path.glob("built/*"))
-    for name in script("packages").FOLDERS:
-        (tree / "isthmus" / name).unlink()
-        (tree / "isthmus" / name).symlink_to(f"../{name}")
     assert build(tree, "editable", tmp_path / "built").returncode == 0
     (wheel,) = (tmp_path / "built").iterdir()
     archive = zipfile.ZipFile(wheel)
     (path,) = (name for name in archive.namelist() if name.endswith(".pth"))
     assert archive.read(path).decode().strip() == str(tree)
+    program = f"import sys; sys.path.insert(0, {str(tree)!r}); import isthmus.node.daemon as it; print(it.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.stdout.strip() == str(tree / "node" / "daemon.py"), done.stderr
 
 
 def test_the_base_needs_neither_spark_nor_arrow_nor_java(metadata: Message) -> None:
