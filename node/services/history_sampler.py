@@ -1,8 +1,8 @@
 """The sampler: reads this node's components every 2 s and adds what they say to the history.
 
-It counts nothing by itself: the numbers are those of the metrics and of `isthmus cluster telemetry`. Each source, and
-each queue, is read in a turn of the event loop of its own, so that requests wait for one of them at most; files are
-read in a thread. Nodes read at different moments of their places, so that nodes of one machine do not all read at once.
+It counts nothing by itself: the numbers are those of the metrics and of `isthmus cluster telemetry`. Once
+sources, or queues, have taken TURN_S, the event loop may run, so that requests wait little longer; files are read in a
+thread. Nodes read at different moments of their places, so that nodes of one machine do not all read at once.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ FIRST_MS: Final = 50
 SPREAD_MS: Final = 950
 """Samples are taken in the first half of their place, each node at a moment of its own; no timer is FIRST_MS early."""
 
+TURN_S: Final = 0.001
+"""Time of the event loop after which the reading of further sources waits for its next turn: two large queues. A source
+that takes longer by itself is read whole."""
+
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_history_bytes": Family("Memory that the columns of the history take.", "bytes", "history"),
     "isthmus_history_left_out": Family(
@@ -69,7 +73,7 @@ class HistorySource(Protocol):
     """A component whose numbers are kept. Belongs to the event loop."""
 
     def readings(self) -> Iterable[Reading | None]:
-        """Its numbers now; None where the event loop may run."""
+        """Its numbers now; None where the event loop may run, if it is time."""
 
 
 class RuntimeSource:
@@ -157,7 +161,7 @@ class ProcessSource:
     def readings(self) -> Iterator[Reading]:
         """See HistorySource."""
         yield COLUMNS["process.cpu_percent"], ALL_TYPES, 100 * machine().process_cpu_s()
-        resident = Path("/proc/self/statm").read_text().split()[1]
+        resident = Path("/proc/self/statm").read_bytes().split()[1]
         yield COLUMNS["process.rss_bytes"], ALL_TYPES, int(resident) * self._page_bytes
         stats = self._replog.stats()
         yield COLUMNS["log.size_bytes"], ALL_TYPES, stats.size_bytes
@@ -336,16 +340,14 @@ class HistorySampler:
     async def sample(self) -> None:
         """Read all sources, and add what they say to the history. A source that fails is logged and left out."""
         readings: list[Reading] = []
+        began_s = machine().perf_s()
         for source in self._sources:
-            began_s = machine().perf_s()
             try:
                 for reading in source.readings():
                     if reading is not None:
                         readings.append(reading)
-                        continue
-                    self._spent_s += machine().perf_s() - began_s
-                    await asyncio.sleep(0)
-                    began_s = machine().perf_s()
+                    elif machine().perf_s() - began_s >= TURN_S:
+                        began_s = await self._next_turn(began_s)
             except Exception as error:
                 if source not in self._failing:
                     name = type(source).__name__
@@ -356,12 +358,17 @@ class HistorySampler:
                     self._failing.add(source)
             else:
                 self._failing.discard(source)
-            self._spent_s += machine().perf_s() - began_s
-            await asyncio.sleep(0)
-        began_s = machine().perf_s()
+            if machine().perf_s() - began_s >= TURN_S:
+                began_s = await self._next_turn(began_s)
         self._history.add(readings, self._time.now_ms(), self._time.wall_ms())
         self._spent_s += machine().perf_s() - began_s
         self._samples += 1
+
+    async def _next_turn(self, began_s: float) -> float:
+        """Let the event loop run; when it has."""
+        self._spent_s += machine().perf_s() - began_s
+        await asyncio.sleep(0)
+        return machine().perf_s()
 
     def samples(self) -> Iterator[Sample]:
         """Samples for Prometheus."""

@@ -290,13 +290,15 @@ class Reaper:
         while True:
             await asyncio.sleep(TICK_S)
             for partition_id in list(self._led):
-                await asyncio.sleep(0)
                 partition = self._runtime.partitions.get(partition_id)
                 led = self._led.get(partition_id)
                 if partition is None or led is None or not partition.replica.ready:
                     continue
                 try:
                     if not self._properties.of_type(partition.bucket_type).reaps:
+                        continue
+                    await asyncio.sleep(0)
+                    if self._led.get(partition_id) is not led or not partition.replica.ready:
                         continue
                     await self._walk(partition, led)
                     self._reap_due(partition, led)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from typing import Final
 
 import structlog
@@ -30,8 +31,12 @@ ACTORS_MAX: Final = 65_536
 """Actors whose counters are held, about 10 MB; further ones are left out, with a line in the log. 64 clusters with as
 many partitions as one bucket type may have come to this."""
 
+PASS_ROWS: Final = 10_000
+"""Rows after which a turn of the pass ends, with their segment: some ten milliseconds of a thread."""
+
 PASS_SEGMENTS: Final = 4_096
-"""Segments of a partition that one turn of the pass reads: 1/256 of its rows."""
+"""Segments of a partition that one turn reads at most once a turn has failed, so that damage hides few others: 1/256 of
+its rows."""
 
 PASS_SHARE: Final = 10
 """The pass sleeps this many times as long as its turns take: it takes at most a tenth of a core."""
@@ -104,28 +109,43 @@ class HeldCounters:
     async def _pass(self) -> None:
         loop = asyncio.get_running_loop()
         for partition in sorted(self._store.applied_offsets()):
-            for first in range(0, SEGMENT_COUNT, PASS_SEGMENTS):
+            first, failed = 0, False
+            while first < SEGMENT_COUNT:
                 began = machine().monotonic_s()
+                end = min(SEGMENT_COUNT, first + PASS_SEGMENTS) if failed else SEGMENT_COUNT
                 try:
-                    found = await loop.run_in_executor(self._pool, self._read, partition, first)
-                except IsthmusError as error:
-                    # Rows that cannot be read are reported and mended elsewhere (R-MEND); the others still count.
-                    log.info("held_counters.unread", partition=partition, segment=first, error=str(error))
-                    continue
-                except Exception as bug:
-                    unforeseen.exception("held_counters.pass_bug", bug, partition=partition, segment=first)
+                    found, first = await loop.run_in_executor(self._pool, self._read, partition, first, end)
+                except Exception as error:
+                    if not failed:
+                        failed = True
+                        continue
+                    if isinstance(error, IsthmusError):
+                        # Rows that cannot be read are reported and mended elsewhere (R-MEND); the others still count.
+                        log.info("held_counters.unread", partition=partition, segment=first, error=str(error))
+                    else:
+                        unforeseen.exception("held_counters.pass_bug", error, partition=partition, segment=first)
+                    first = end
                     continue
                 self._take(found)
                 await asyncio.sleep((machine().monotonic_s() - began) * PASS_SHARE)
         self.passes += 1
 
-    def _read(self, partition: int, first: int) -> dict[bytes, int]:
-        rows = (row for _, _, _, row in self._store.key_rows(partition, first, first + PASS_SEGMENTS))
-        found = _highest(rows, self._own, {})
+    def _read(self, partition: int, first: int, end: int) -> tuple[dict[bytes, int], int]:
+        """The counters of a turn's rows, of segments [first, end), and the segment at which the next turn begins."""
+        taken: list[bytes] = []
+        last = -1
+        with closing(self._store.key_rows(partition, first, end)) as found_rows:
+            for segment, _, _, row in found_rows:
+                if len(taken) >= PASS_ROWS and segment != last:
+                    end = segment
+                    break
+                taken.append(row)
+                last = segment
+        found = _highest(taken, self._own, {})
         if first == 0:
             for encoded in self._store.reaped_clocks(partition).values():
                 _note(encoded, self._own, found)
-        return found
+        return found, end
 
 
 def _highest(rows: Iterable[bytes], own: bytes, known: Mapping[bytes, int]) -> dict[bytes, int]:

@@ -689,7 +689,9 @@ class LevelStore:
                     raise Corruption(f"the object {listed_bucket!r}/{key!r} of partition {partition} has no key row")
                 yield ListedKey(listed_bucket, key, row)
 
-    def key_rows(self, partition: int, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+    def key_rows(
+        self, partition: int, from_segment: int, to_segment: int
+    ) -> Generator[tuple[int, bytes, bytes, bytes], None, None]:
         """(segment, bucket, key, encoded key row) for segments [from, to), in segment order; the snapshot is
         taken at the first one. Close the iterator when done early."""
         return scan_key_rows(self._source, self._prefixes_of(partition).key, from_segment, to_segment)

@@ -304,9 +304,11 @@ class Store(Protocol):
         behind a name. With `prefix` only keys that begin with it; without a bucket, keys of such buckets. Close the
         iterator when done early."""
 
-    def key_rows(self, partition: int, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+    def key_rows(
+        self, partition: int, from_segment: int, to_segment: int
+    ) -> Generator[tuple[int, bytes, bytes, bytes], None, None]:
         """(segment, bucket, key, encoded key row) for segments [from, to), in segment order, from
-        one snapshot."""
+        one snapshot. Close the generator when done early."""
 
     def size_bytes(self) -> int:
         """Approximate size on disk."""

@@ -5,7 +5,7 @@ Row layout is in `rows`; nothing is decoded, key rows go out as bytes. Close eac
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from itertools import islice
 from typing import Final
@@ -17,7 +17,7 @@ from isthmus.repl.store.row_source import Source
 
 def scan_key_rows(
     source: Source, prefix: bytes, from_segment: int, to_segment: int
-) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+) -> Generator[tuple[int, bytes, bytes, bytes], None, None]:
     """(segment, bucket, key, encoded key row) of the key rows below `prefix`, segments [from, to), in segment order."""
     assert 0 <= from_segment <= to_segment <= SEGMENT_COUNT
     at = len(prefix)

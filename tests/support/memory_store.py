@@ -485,7 +485,9 @@ class MemoryStore:
             ]
         yield from listed
 
-    def key_rows(self, partition: int, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+    def key_rows(
+        self, partition: int, from_segment: int, to_segment: int
+    ) -> Generator[tuple[int, bytes, bytes, bytes], None, None]:
         """(segment, bucket, key, encoded key row) for segments [from, to), in segment order."""
         with self._lock:
             listed = sorted((segment_of(key_hash(*n)), *n, row) for n, row in self._of(partition).key_rows.items())

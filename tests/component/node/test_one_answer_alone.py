@@ -559,8 +559,8 @@ async def test_rows_whose_counters_cannot_be_read_hide_no_others(caught: Caught)
     """The other segments' counters are held."""
     taken: list[Any] = []
 
-    def read(partition: int, first: int) -> dict[bytes, int]:
-        return fails() if (partition, first) == (1, 0) else {b"a": partition}
+    def read(partition: int, first: int, end: int) -> tuple[dict[bytes, int], int]:
+        return fails() if partition == 1 and first < 5 < end else ({b"a": partition}, end)
 
     with ThreadPoolExecutor(1) as pool:
         held: Any = SimpleNamespace(

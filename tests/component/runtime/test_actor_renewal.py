@@ -18,7 +18,7 @@ from isthmus.repl.clock import SystemTime
 from isthmus.repl.coordinator.write_batch import ForgedClock
 from isthmus.repl.metastore.counters import ID_MARGIN, PARTITIONS_COUNTER
 from isthmus.repl.metastore.port import Ambiguous
-from isthmus.repl.model.keys import SEGMENT_COUNT, Key
+from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, decode_object, encode_object, write
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
@@ -283,7 +283,7 @@ async def test_held_counters_are_those_of_all_rows_stored(
 ) -> None:
     """Counters of another cluster's actors, by what is applied now and, after a restart, by what was stored before;
     of this cluster's actors none."""
-    monkeypatch.setattr(held_counters, "PASS_SEGMENTS", SEGMENT_COUNT // 4)  # a thousand turns take their time
+    monkeypatch.setattr(held_counters, "PASS_ROWS", 4)
 
     def pushed(number: int, partition: int) -> PushItem:
         actor = actor_of(WEST, partition)

@@ -16,6 +16,7 @@ import pytest
 
 from isthmus.node.daemon import METRICS
 from isthmus.node.http.durations import RequestDurations
+from isthmus.node.services import history_sampler
 from isthmus.node.services.history import HOUR, History, Reading
 from isthmus.node.services.history_query import (
     KEYS_MAX,
@@ -147,8 +148,13 @@ def test_durations_of_requests_are_percentiles_of_the_last_minute() -> None:
     assert sampled() == {}
 
 
-async def test_the_loop_runs_between_queues() -> None:
-    """A node with many queues reads one per turn of the loop; their numbers still belong to one sample."""
+@pytest.mark.parametrize(("turn_s", "runs"), [(0.0, True), (1_000.0, False)], ids=["slow", "quick"])
+async def test_the_loop_runs_between_queues_that_take_long(
+    turn_s: float, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop runs between queues once they have taken the time of a turn, and not for each of many that are read at
+    once; either way their numbers belong to one sample."""
+    monkeypatch.setattr(history_sampler, "TURN_S", turn_s)
     turns: list[str] = []
 
     def by_queue() -> Iterator[list[Sample]]:
@@ -169,7 +175,7 @@ async def test_the_loop_runs_between_queues() -> None:
     time.at_ms += 2_000
     await asyncio.gather(others(), sampler.sample())
     between = [turns.index(queue) for queue in ("a", "b", "c")]
-    assert all(second - first > 1 for first, second in pairwise(between)), turns
+    assert all((second - first > 1) is runs for first, second in pairwise(between)), turns
     assert [history.newest["queue.gaps", queue] for queue in ("a", "b", "c")] == [2, 2, 2]
 
 
