@@ -187,7 +187,9 @@ class TreeBuild:
         """A builder for the segments [first, end)."""
         self._changes: list[tuple[int, int, int]] = []
         self._since: int | None = None
-        self._delta = HashTree(first, end)
+        self._range = first, end
+        self._delta: HashTree | None = None
+        """The changes above the snapshot, once there are any."""
         self.keys = 0
         """Key rows read so far."""
         self.progressed = asyncio.Event()
@@ -203,17 +205,25 @@ class TreeBuild:
             self._changes += [(e.offset, e.key_hash >> 44, e.leaf_change) for e in entries if e.leaf_change]
         else:
             changed = (e for e in entries if e.leaf_change and e.offset >= since)  # a barrier has no segment
-            self._delta.change_all((e.key_hash >> 44, e.leaf_change) for e in changed)
+            self._change([(e.key_hash >> 44, e.leaf_change) for e in changed])
 
     def set_snapshot_offset(self, offset: int) -> None:
         """Set the snapshot's offset; changes below it are part of the snapshot and are dropped."""
         self._since = offset
-        self._delta.change_all((segment, delta) for at, segment, delta in self._changes if at >= offset)
+        self._change([(segment, delta) for at, segment, delta in self._changes if at >= offset])
         self._changes.clear()
+
+    def _change(self, changes: Sequence[tuple[int, int]]) -> None:
+        if not changes:
+            return
+        if self._delta is None:
+            self._delta = HashTree(*self._range)
+        self._delta.change_all(changes)
 
     def complete(self, tree: HashTree) -> HashTree:
         """Merge the collected changes into `tree`, the result of `fold`."""
-        tree.merge(self._delta)
+        if self._delta is not None:
+            tree.merge(self._delta)
         return tree
 
     def fold(
@@ -229,7 +239,7 @@ class TreeBuild:
         with closing(store.transfers.snapshot(partition)) as snapshot:
             offset = snapshot.end.offset
             loop.call_soon_threadsafe(self.set_snapshot_offset, offset)
-            tree = HashTree(self._delta.first, self._delta.end)
+            tree = HashTree(*self._range)
             with closing(snapshot.key_pages(rows.segment_name(0), SEGMENT_COUNT, SLICE_ROWS, SLICE_BYTES)) as pages:
                 while self.valid and not stopping():
                     began_s = machine().monotonic_s()

@@ -57,6 +57,8 @@ COLUMN_BYTES: Final = 4 * (HOUR.places + DAY.places) + OVERHEAD_BYTES
 
 _PER_MINUTE: Final = DAY.step_ms // HOUR.step_ms
 
+_BY_TYPE: Final = Scope.BUCKET_TYPE
+
 Key = tuple[str, str]
 """Name of a column, and its label."""
 
@@ -176,33 +178,30 @@ class History:
     def _values_of(self, readings: Iterable[Reading], span_ms: int | None) -> dict[Key, float]:
         """The numbers of a sample: gauges as they are, counters as rates over `span_ms`, and those over all bucket
         types. Those of single bucket types come last: they are left out first."""
-        gauges: dict[Key, float] = {}
         totals: dict[Key, float] = {}
+        by_type: dict[Key, float] = {}
+        others: dict[Key, float] = {(SAMPLED, ALL_TYPES): 1.0}
         for column, label, value in readings:
             key = (column.name, label)
             if column.counter:
                 totals[key] = totals.get(key, 0) + value
+            elif column.scope is _BY_TYPE:
+                by_type[key] = value
             else:
-                gauges[key] = value
-        values = gauges
+                others[key] = value
+        before = self._totals
         if span_ms is not None:
             for key, total in totals.items():
-                change = total - self._totals.get(key, 0)
+                change = total - before.get(key, 0)
                 if change >= 0:  # a counter that began again says nothing of the time between
-                    values[key] = 1000 * change / span_ms
+                    (by_type if COLUMNS[key[0]].scope is _BY_TYPE else others)[key] = 1000 * change / span_ms
         kept = self._rows.keys()
-        self._totals = {key: total for key, total in self._totals.items() if key in kept} | totals
+        self._totals = totals | {key: before[key] for key in (before.keys() - totals.keys()) & kept}
         whole: dict[Key, float] = {}
-        by_type: dict[Key, float] = {}
-        others: dict[Key, float] = {(SAMPLED, ALL_TYPES): 1.0}
-        for key, value in values.items():
-            column = COLUMNS[key[0]]
-            if column.scope is not Scope.BUCKET_TYPE:
-                others[key] = value
-                continue
-            by_type[key] = value
-            of_all = (column.name, ALL_TYPES)
-            whole[of_all] = merge_two(column.over_nodes, whole.get(of_all, math.nan), value)
+        for (name, _), value in by_type.items():
+            of_all = (name, ALL_TYPES)
+            before_it = whole.get(of_all)
+            whole[of_all] = value if before_it is None else merge_two(COLUMNS[name].over_nodes, before_it, value)
         return {**others, **whole, **by_type}
 
     def _new_row(self, key: Key) -> int | None:

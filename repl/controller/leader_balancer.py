@@ -209,7 +209,7 @@ class LeaderBalancer:
         self.reason = ""
         if not moves:
             self._uneven_since_ms = None
-            wanted = self._wanted(now_ms)
+            wanted = self._wanted(now_ms) if self._refused or self._rests else moves
             resting = self._resting(now_ms)
             if named := sorted({move.target for move in wanted} & resting.keys()):
                 self.reason = "; ".join(
