@@ -82,7 +82,9 @@ class Kernel:
         """Run events until the virtual time `until_ns`, or until `unless` is true, which is asked after each event.
         Returns whether `unless` was true. Raises Stuck after `events_max` events, and what an event raises."""
         heap = self._heap
-        last = self.events_run + events_max
+        events_run = self.events_run
+        last = events_run + events_max
+        digest = self._digest
         install = product_machine.install
         installed = outside = product_machine.machine()
         try:
@@ -107,14 +109,15 @@ class Kernel:
                         installed = machine
                         install(machine)
                 self.now_ns = at_ns
-                self.events_run += 1
-                self._digest = (self._digest * 1_000_003 ^ at_ns ^ number) & _DIGEST_MASK
+                events_run += 1
+                digest = (digest * 1_000_003 ^ at_ns ^ number) & _DIGEST_MASK
                 callback()
                 if unless is not None and unless():
                     return True
-                if self.events_run >= last:
+                if events_run >= last:
                     raise Stuck(f"{events_max} events, and it is only {self.now_ns / SECOND:.3f} s")
         finally:
+            self.events_run, self._digest = events_run, digest
             install(outside)
         if not heap or heap[0][0] > until_ns:
             self.now_ns = max(self.now_ns, until_ns)

@@ -1,8 +1,8 @@
 """An event loop in virtual time, one for each machine.
 
 A turn calls what is ready, as asyncio's does; it is an event of the kernel, some ten microseconds after the one that
-made something ready, so that the turns of several machines interleave as the seed says. Work for threads
-(`run_in_executor`) runs in greenlets, as many at once as its pool has threads.
+made something ready, so that the turns of several machines interleave as the seed says. A timer begins a turn itself.
+Work for threads (`run_in_executor`) runs in greenlets, as many at once as its pool has threads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class VirtualLoop(NetworkLoop, asyncio.AbstractEventLoop):
         self._handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
         self._signal_handlers: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
         self._pools: dict[int, _VirtualPool] = {}
-        self.tasks: set[asyncio.Task[Any]] = set()
         self.init_network()
 
     # Turns
@@ -111,19 +110,14 @@ class VirtualLoop(NetworkLoop, asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         handle = _Timer(when, callback, args, self, context)
         delay_ns = self.machine.kernel_ns(when - self.time())
-        handle.event = self._kernel.at(delay_ns, functools.partial(self._due, handle), self.machine)
+        handle.event = self._kernel.at(delay_ns + TURN_NS, functools.partial(self._due, handle), self.machine)
         return handle
 
     def _due(self, handle: asyncio.Handle) -> None:
         if not handle._cancelled:
             self._ready.append(handle)
             if not self._turn_due:
-                self._want_turn()
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        assert isinstance(handle, _Timer)
-        if handle.event is not None:
-            handle.event.cancel()
+                self._turn()
 
     # Futures and tasks
 
@@ -133,10 +127,7 @@ class VirtualLoop(NetworkLoop, asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
-        task = asyncio.Task(coro, loop=self, name=name, context=context)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+        return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def get_task_factory(self) -> None:
         return None
@@ -238,6 +229,13 @@ class _Timer(_Call, asyncio.TimerHandle):
         self._when = when
         self._scheduled = False
         self.event = None
+
+    def cancel(self) -> None:
+        """See asyncio.Handle; asyncio's asks the loop for its debug mode each time."""
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None
+            self.event.cancel()
 
 
 class _VirtualPool:

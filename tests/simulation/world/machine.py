@@ -6,6 +6,7 @@ once; what it was about to do never happens. `boot` begins another process on th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -196,7 +197,7 @@ class VirtualMachineProcess:
     """What a process that ended held. It is kept, since what lets go of it would run its `finally` blocks."""
 
     def __init__(self, loop: VirtualLoop, greenlets: set[greenlet], process: dict[object, Any]) -> None:
-        self.held = [loop, process, set(loop.tasks), list(loop._ready)]
+        self.held = [loop, process, asyncio.all_tasks(loop), list(loop._ready)]
         self.greenlets = greenlets
 
     def free(self) -> None:

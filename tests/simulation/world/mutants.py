@@ -81,10 +81,11 @@ QUEUES: Final = Draw(
 REAPED: Final = Draw(
     ("kv-reap", "fold-reap-tombs", "sink-suspend", "sink-resume", "queue-clear", "fullsync-run"), 80, 10, 15
 )
-RESTORED: Final = Draw(("backup-restore-cluster",), 100, 2, 20)
+RESTORED: Final = Draw(("backup-restore-cluster", "isthmus-cluster-rolling-restart"), 250, 8, 20)
+"""Nodes restart between a backup and its restoration, so that an epoch begins twice."""
 MINUTE: Final = Draw(("sink-suspend", "queue-clear", "fullsync-suspend"), 150, 16, 75)
 """Long enough for nodes to look at gaps once."""
-MINUTE_OF_CLOCKS: Final = Draw(("sink-suspend", "queue-clear", "fullsync-run", "clock-step"), 150, 24, 75)
+MINUTE_OF_CLOCKS: Final = Draw(("sink-suspend", "queue-clear", "fullsync-run", "clock-step"), 300, 48, 75)
 LED: Final = Draw(("leader-balance", "kill", "sink-suspend", "queue-clear"), 100, 10, 15, (3, 1))
 EXPIRED: Final = Draw(("session-expires", "leader-balance", "freeze"), 150, 10, 15, (3, 1))
 ISOLATED: Final = Draw(("cut-off",), 250, 4, 25, (3, 1))
@@ -130,7 +131,7 @@ MUTANTS: Final = (
     Mutant(versions.answers_repeated_requests_at_once, "committed-reads", EXPIRED, 4),
     Mutant(versions.ignores_conditions, "committed-reads", CALM, quick=True),
     Mutant(versions.client_names_all_writes_alike, "nothing-lost", CALM, quick=True),
-    Mutant(versions.keeps_its_actor_when_it_goes_back, "versions", RESTORED, 3),
+    Mutant(versions.keeps_its_actor_when_it_goes_back, "versions", RESTORED, 2),
     Mutant(versions.reaps_before_it_is_acknowledged, "delivered", REAPED, 3),
     Mutant(versions.forgets_what_it_has_reaped, "nothing-lost", REAPED, 2),
     Mutant(versions.writes_below_what_was_reaped, "nothing-lost", REAPED, 2),
@@ -160,10 +161,10 @@ MUTANTS: Final = (
     # gaps
     Mutant(queues.takes_cleared_changes_for_excluded, "delivered", CLEARED, quick=True),
     Mutant(queues.moves_cursors_without_gaps, "delivered", CLEARED, quick=True),
-    Mutant(queues.ends_gaps_where_they_began, "delivered", PUBLISHED),
+    Mutant(queues.ends_gaps_where_they_began, "delivered", PUBLISHED, 2),
     Mutant(queues.forgets_gaps_when_it_leads, "delivered", GAPS_AND_KILLS, 3, quick=True),
     Mutant(queues.closes_gaps_without_proof, "closed-gaps", MINUTE),
-    Mutant(queues.closes_gaps_by_clocks, "closed-gaps", MINUTE_OF_CLOCKS, 3),
+    Mutant(queues.closes_gaps_by_clocks, "closed-gaps", MINUTE_OF_CLOCKS),
     # full-sync
     Mutant(queues.compares_only_whether_keys_are_there, "world", QUEUES),
     Mutant(queues.forgets_deletes_in_its_tree, "errors", QUEUES, quick=True),

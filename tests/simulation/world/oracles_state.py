@@ -5,6 +5,7 @@ Each has pure parts that judge plain values, which tests call with states that m
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -656,12 +657,12 @@ class Bounds:
 
 
 def _tasks(node: WorldNode) -> int:
-    return sum(not task.done() for task in node.machine.loop.tasks)
+    return len(asyncio.all_tasks(node.machine.loop))
 
 
 def _tasks_told(node: WorldNode) -> str:
     counts: dict[str, int] = {}
-    for task in node.machine.loop.tasks:
+    for task in asyncio.all_tasks(node.machine.loop):
         coroutine = task.get_coro()
         name = getattr(coroutine, "__qualname__", str(coroutine))
         counts[name] = counts.get(name, 0) + 1
