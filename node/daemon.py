@@ -75,8 +75,8 @@ from isthmus.repl import traces as change_traces
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller import suspicion
 from isthmus.repl.machine import machine
-from isthmus.repl.metastore.port import Metastore, SessionState
-from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.metastore.port import Ambiguous, Metastore, SessionState, Unavailable, VersionConflict
+from isthmus.repl.model.errors import LocalFault, NotReady
 from isthmus.repl.runtime import registration
 from isthmus.repl.runtime.metastore_copy import UUID_PATH
 from isthmus.repl.runtime.registration import verify_local_replicas
@@ -212,6 +212,9 @@ async def run_node(node: Node) -> int:
     except StoppedEarly:
         await node.abandon()
         return EXIT_OK
+    except (Unavailable, Ambiguous, VersionConflict) as error:
+        await node.abandon()
+        raise NotReady(f"the metastore was lost, or changed by others, while the node started: {error}") from error
     except BaseException:
         await node.abandon()
         raise
@@ -262,7 +265,8 @@ class Node:
     # -- coming up --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start everything in order. Raises IsthmusError in one line, and StoppedEarly."""
+        """Start everything in order. Raises IsthmusError in one line, StoppedEarly, and what the metastore raises when
+        it is lost meanwhile."""
         settings = self.settings
         loop = asyncio.get_running_loop()
         self._credentials = NodeCredentials(settings)

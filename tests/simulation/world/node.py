@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.config.loader import load_file
 from isthmus.config.settings import Settings
 from isthmus.node import daemon
+from isthmus.node.cli.exit_codes import failure_of
 from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.node.services import wiring
 from isthmus.node.services.wiring import Outside
@@ -88,6 +89,8 @@ class WorldNode:
         elif (error := life.exception()) is not None:
             code = self.machine.exit_code if self.machine.exit_code is not None else 1
             why = f"{type(error).__name__}: {error}"
+            if self.machine.exit_code is None and failure_of(error) is None:
+                self.machine.on_uncaught(self.machine, "the node ends by a fault in the program", error)
         else:
             code, why = life.result(), "stopped"
         self.ended.append((code, why))
