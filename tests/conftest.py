@@ -30,6 +30,7 @@ import hypothesis
 import pytest
 
 import isthmus
+from isthmus.repl.unforeseen import unforeseen
 from tests.support.log_watch import LogFiles, LogWatch, allowed_of, unexpected
 from tests.support.samples import share
 
@@ -238,6 +239,13 @@ def no_unexpected_error_is_logged(
     if found:
         shown = "\n".join(f"{each.event}: {each.text[:1500]}" for each in found[:10])
         pytest.fail(f"{len(found)} errors were logged that the test does not name:\n{shown}")
+
+
+@pytest.fixture(autouse=True)
+def defects_of_a_test_are_its_own() -> Iterator[None]:
+    """What a test injects is no finding of nodes that later tests run in this process."""
+    yield
+    unforeseen._defects.clear()
 
 
 _log_files: dict[Path, LogFiles] = {}

@@ -10,6 +10,7 @@ stdin is closed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
@@ -17,7 +18,7 @@ import time
 
 import structlog
 
-from isthmus.repl.metastore.port import SessionState
+from isthmus.repl.metastore.port import Ambiguous, SessionState, Unavailable, VersionConflict
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from isthmus.repl.model.record import Registration
 
@@ -65,7 +66,8 @@ async def main(hosts: str, session_ms: int, busy_s: float) -> None:
             state = await sessions.get()
             report(state=state)
             if state is SessionState.CONNECTED:
-                report(inc=await client.register(Registration("n1", 0, True, id=1)))
+                with contextlib.suppress(Unavailable, Ambiguous, VersionConflict):  # repeated after the next state
+                    report(inc=await client.register(Registration("n1", 0, True, id=1)))
 
     following = asyncio.ensure_future(follow())
     loop = asyncio.get_running_loop()

@@ -330,7 +330,7 @@ class Clusters:
         """A check of everything, once trees are there to be compared; the result of the bucket type that is worst."""
         deadline = time.monotonic() + CHECK_TIMEOUT_S
         while True:
-            at_ms = self.act(cluster, "/admin/fullsync/run", {"peer": receiver, "kind": "all"})["at_ms"]
+            at_ms = eventually("no other check runs", lambda: self._begin_check(cluster, receiver), CHECK_TIMEOUT_S)
 
             def ended(since_ms: int = at_ms) -> list[dict[str, Any]]:
                 fresh = [one for one in self._results(cluster, receiver) if one["began_ms"] >= since_ms]
@@ -341,6 +341,16 @@ class Clusters:
             if worst["verdict"] not in ("incomplete", "error") or time.monotonic() > deadline:
                 return worst
             time.sleep(1.0)
+
+    def _begin_check(self, cluster: str, receiver: str) -> int | None:
+        """When a check of everything was begun; None while one that the schedule began runs."""
+        try:
+            began_ms: int = self.act(cluster, "/admin/fullsync/run", {"peer": receiver, "kind": "all"})["at_ms"]
+        except AssertionError as refusal:
+            if '"reason": "busy"' not in str(refusal):
+                raise
+            return None
+        return began_ms
 
     def is_proven(self, result: dict[str, Any]) -> bool:
         """Whether a result is what is wanted: equality, or in the one-way bucket type that the receiver has all."""

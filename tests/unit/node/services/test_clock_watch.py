@@ -19,6 +19,7 @@ class Nodes:
 
     def __init__(self, **ahead_ms: int) -> None:
         self.ahead_ms = ahead_ms
+        self.time = LoopTime()
         self.away: set[str] = set()
         self.old: set[str] = set()
         self.watches = {name: ClockWatch(_From(self), self._others(name), _Time(self, name)) for name in ahead_ms}
@@ -38,13 +39,15 @@ class Nodes:
         return answer
 
 
-class _Time(LoopTime):
+class _Time:
     def __init__(self, nodes: Nodes, name: str) -> None:
-        super().__init__()
         self._nodes, self._name = nodes, name
 
+    def now_ms(self) -> int:
+        return self._nodes.time.now_ms()
+
     def wall_ms(self) -> int:
-        return super().wall_ms() + self._nodes.ahead_ms[self._name]
+        return self._nodes.time.wall_ms() + self._nodes.ahead_ms[self._name]
 
 
 class _From:
