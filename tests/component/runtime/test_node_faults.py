@@ -464,7 +464,8 @@ async def test_forwards_are_cut_to_messages_of_bounded_size(
     """A batch of several megabytes goes in messages of about one each, of one entry at least, in one go, by streams and
     by AppendEntries."""
 
-    async with start_cluster(tmp_path, takes_streams=streams) as t:
+    patient = ReplicaOptions(max_time_lag_ms=60_000)  # no leader hands over because a sync takes long
+    async with start_cluster(tmp_path, options=patient, takes_streams=streams) as t:
         leader = await t.led()
         await t.level()
         await put(leader, b"joins", b"v")
