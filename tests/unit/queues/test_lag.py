@@ -20,7 +20,7 @@ from isthmus.repl.property_digests import PropertyDifference, scope_digest
 from tests.support.damage_reports import DamageReports
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET, THIRD
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.unit.queues.admin.test_acts import audit_info, keys, settled
 
 pytestmark = pytest.mark.virtual_time
@@ -53,6 +53,8 @@ async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pyte
     async with audited_node() as queue_node:
         queue_node.put(b"k")
         assert len((await queue_node.fetch()).items) == 1
+        windows = [window for queue in queue_node.served() for window in queue.machine.windows.values()]
+        await eventually(lambda: all(window.contiguous for window in windows), "what waits is in memory")
         free = Event()
         busy = [queue_node.pool.submit(free.wait, 60) for _ in range(2)]
         try:
