@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
 
 from isthmus.node.local.ports import free_port
 from isthmus.repl.metastore import embedded_zookeeper
@@ -235,6 +236,10 @@ class EnsembleClients:
         self._ensemble.expire(client._link.node)
 
 
+EXPIRE_S = 3.0
+EXPIRE_TRIES = 10
+
+
 class ZooKeeperClients:
     """Clients of one root in a real ZooKeeper."""
 
@@ -255,17 +260,25 @@ class ZooKeeperClients:
         )
 
     async def expire(self, client: Metastore) -> None:
-        """End the client's session behind its back: another connection of the same session closes it."""
+        """End the client's session behind its back: another connection of the same session closes it. The client, whose
+        connection ends with that, connects again and may take the session back first; then it is tried once more."""
         assert isinstance(client, ZooKeeperMetastore)
         identity = client._link._client.client_id
 
-        def close_session() -> None:
+        def closes_session() -> bool:
             double = KazooClient(hosts=self._hosts, client_id=identity)
-            double.start()
+            try:
+                double.start(timeout=EXPIRE_S)
+            except KazooTimeoutError:
+                return False
             double.stop()
             double.close()
+            return True
 
-        await asyncio.to_thread(close_session)
+        for _ in range(EXPIRE_TRIES):
+            if await asyncio.to_thread(closes_session):
+                return
+        raise AssertionError(f"the session was not to be had in {EXPIRE_TRIES} tries")
 
 
 @pytest.fixture(params=["memory", "simulated", "lagging", "zookeeper"])
