@@ -292,6 +292,8 @@ class FinishedCheck(NamedTuple):
     peer: str
     results: list[dict[str, Any]]
     named: list[dict[str, Any]]
+    removed: bool
+    """An operator removed the peer meanwhile, and its results with it."""
 
 
 @fullsync_group.command("run", short_help="Begin a check now: everything or a range.")
@@ -327,15 +329,23 @@ def run(kind: str, peer: str | None, wait: bool, act: AdminCommand) -> None:
         RESULTS.echo(results)
         for one in found:
             _echo_named(one.peer, one.named)
-    without = [one.peer for one in found if not one.results]
-    if without:
-        auto = "auto leaves it out, since what differs cannot be repaired from here; `run all` looks at everything"
-        why = auto if kind == "auto" else "the node's log has the reason"
-        raise CommandFailed(Exit.UNAVAILABLE, "no-result", f"{', '.join(without)}: the check has no result: {why}")
+    _refuse_without_result([one for one in found if not one.results], kind)
     codes = [VERDICTS.get(str(result.get("verdict")), Exit.USAGE) for result in results]
     worst = max(codes, default=Exit.UNAVAILABLE, key=RANK.index)
     if worst is not Exit.OK:
         raise click.exceptions.Exit(int(worst))
+
+
+def _refuse_without_result(without: list[FinishedCheck], kind: str) -> None:
+    """Raises CommandFailed if there is a peer whose check has no result, with the reason."""
+    if not without:
+        return
+    names = ", ".join(one.peer for one in without)
+    if all(one.removed for one in without):
+        raise CommandFailed(Exit.UNAVAILABLE, "peer-removed", f"{names}: removed by an operator during the check")
+    auto = "auto leaves it out, since what differs cannot be repaired from here; `run all` looks at everything"
+    why = auto if kind == "auto" else "the node's log has the reason"
+    raise CommandFailed(Exit.UNAVAILABLE, "no-result", f"{names}: the check has no result: {why}")
 
 
 def _wait_for(act: AdminCommand, names: list[str], begun: Row) -> list[FinishedCheck]:
@@ -361,6 +371,7 @@ def _wait_for(act: AdminCommand, names: list[str], begun: Row) -> list[FinishedC
             name,
             [one for one in peers.get(name, {}).get("results", ()) if belongs(one)],
             list(peers.get(name, {}).get("named", ())),
+            name not in peers,
         )
         for name in names
     ]

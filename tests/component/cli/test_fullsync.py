@@ -140,6 +140,18 @@ def test_a_run_without_a_result_is_reported(
     assert words in capsys.readouterr().err
 
 
+def test_a_peer_that_is_removed_while_it_is_checked_is_the_reason(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its results go with it; the command says so, and does not send anyone to a log (world, seed 714)."""
+    listener.respond("/admin/fullsync/run", {"peer": "west", "at_ms": AT_MS}, 202)
+    listener.respond("/admin/fullsync?results=200", {"running": None, "peers": []})
+    assert cli.main(["fullsync", "run", "hour", "--wait", "-o", "json"]) == Exit.UNAVAILABLE
+    shown = capsys.readouterr()
+    assert '"peer-removed"' in shown.err + shown.out
+    assert "west: removed by an operator during the check" in shown.err + shown.out
+
+
 def test_a_run_without_a_peer_is_of_all_of_the_node(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,10 +24,9 @@ from isthmus.repl.storage.slot_file import SlotFile
 from tests.simulation.world import acts_types, workload
 from tests.simulation.world.acts_nodes import empty_directory, start, stop
 from tests.simulation.world.acts_queues import kinds
-from tests.simulation.world.admin import SETTLED_S, WrongAnswer, act, insist, look
-from tests.simulation.world.faults import complete_without
+from tests.simulation.world.admin import WrongAnswer, act, insist
+from tests.simulation.world.copies import complete_without, leaders_forced_later, offline
 from tests.simulation.world.history import DeclaredLoss, Scope
-from tests.simulation.world.kernel import SECOND
 from tests.simulation.world.steps import Doing, StepKind, step
 
 if TYPE_CHECKING:
@@ -121,42 +120,6 @@ async def backup_restore_node(doing: Doing) -> None:
         await start(doing, node)
 
 
-def leaders_forced_later(doing: Doing, cluster: WorldCluster) -> None:
-    """In the end a partition that waits for a copy which is no more gets the leader that lacks least."""
-
-    async def force() -> None:
-        ends_ns = doing.world.kernel.now_ns + round(SETTLED_S * SECOND)
-        while doing.world.kernel.now_ns < ends_ns:
-            offline = await _offline(doing, cluster)
-            if not offline:
-                return
-            await asyncio.sleep(30.0)  # an election may be under way
-            for partition in sorted(offline & await _offline(doing, cluster)):
-                await _forced(doing, cluster, partition)
-        raise WrongAnswer(f"{cluster.name}: partitions are offline after a restoration, and leaders cannot be forced")
-
-    doing.recover_later(f"partitions of {cluster.name} that lost their copies", force)
-
-
-async def _offline(doing: Doing, cluster: WorldCluster) -> set[int]:
-    found = await look(doing, cluster, "/admin/partitions")
-    return {row["partition"] for row in (found or {}).get("partitions") or () if row["status"] != "online"}
-
-
-async def _forced(doing: Doing, cluster: WorldCluster, partition: int) -> None:
-    found = await look(doing, cluster, "/admin/partitions")
-    row = next(each for each in (found or {})["partitions"] if each["partition"] == partition)
-    path = f"/admin/partitions/{partition}/force-leader"
-    plan = await act(doing, cluster, path, node=sorted(row["replicas"])[0], dry_run=True)
-    if plan is None or not plan.done:
-        return
-    known = [copy for copy in plan.body["replicas"] if copy["leo"] is not None]
-    if known:
-        best = max(known, key=lambda copy: (copy["log_epoch"], copy["leo"], copy["node"]))
-        doing.declare_loss(Scope.CLUSTER, cluster.name)
-        await act(doing, cluster, path, node=best["node"])
-
-
 @step(StepKind.ACT, weight=1)
 async def backup_restore_cluster(doing: Doing) -> None:
     """All nodes of a cluster and the data of its metastore are lost at once, some time after backups of all nodes: the
@@ -202,7 +165,7 @@ def reseeded_later(doing: Doing, cluster: WorldCluster, loss: DeclaredLoss) -> N
     async def reseed() -> None:
         for _ in range(60):
             await insist(doing, cluster, "/admin/cluster/reseed")
-            if not await _offline(doing, cluster):
+            if not await offline(doing, cluster):
                 for name in kinds(doing):
                     await _made_again(doing, cluster, name)
                 doing.loss_is_over(loss)

@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.simulation.world import acts_data, acts_fullsync, acts_placement, acts_queues, acts_sinks, acts_types
-from tests.simulation.world.acts_backup import leaders_forced_later
 from tests.simulation.world.acts_nodes import start, stop
 from tests.simulation.world.clusters import WorldCluster
 from tests.simulation.world.commands import RESTART, run
-from tests.simulation.world.faults import complete_without
+from tests.simulation.world.copies import complete_without, leaders_forced_later
 from tests.simulation.world.history import Scope
 from tests.simulation.world.steps import Doing, StepKind, step
 
 WAIT: Final = ("--wait", "--timeout", "20s")
 
 ALLOWED: Final = frozenset(
-    ("bad-input", "bad-replica-map", "timed-out", "not-done", "unknown-gap", "no-tombstone", "waits", "restart-failed")
-)
+    ("bad-input", "bad-replica-map", "timed-out", "not-done", "unknown-gap", "no-tombstone", "waits")
+) | {"restart-failed", "peer-removed"}
 """What a command may say because of other acts: what it names is not there, or was there before; a wait has ended."""
 
 

@@ -12,8 +12,7 @@ import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from isthmus.repl.model.record import PartitionStatus
-from tests.simulation.world.clusters import WorldCluster
+from tests.simulation.world.copies import complete_without, leaders_forced_later
 from tests.simulation.world.disk import Failure
 from tests.simulation.world.kernel import SECOND
 from tests.simulation.world.steps import Doing, StepKind, step
@@ -235,28 +234,16 @@ async def slow_disk(doing: Doing) -> None:
     )
 
 
-def complete_without(cluster: WorldCluster, node: WorldNode) -> bool:
-    """Whether every partition of a cluster is online with a member in sync on a node that runs, besides `node`."""
-    for each in cluster.running:
-        if each is node or each.machine.frozen or each.node is None or not each.node.ready()[0]:
-            continue
-        records = each.node.services.controller.records
-        names = {one.name for one in cluster.running if one is not node and not one.machine.frozen}
-        return bool(records) and all(
-            record.status is PartitionStatus.ONLINE and {member.node for member in record.isr} & names
-            for record in records.values()
-        )
-    return False
-
-
 @step(StepKind.FAULT, weight=2)
 async def lost_directory(doing: Doing) -> None:
-    """A machine comes back with an empty data directory, while the others have everything."""
+    """A machine comes back with an empty data directory, while the others have everything. If the others go before its
+    session is over, its partitions wait for an operator."""
     node = doing.node(running)
     if node is None or not complete_without(doing.world.clusters[node.cluster], node):
         return
     node.machine.kill()
     shutil.rmtree(node.directory / "data", ignore_errors=True)
+    leaders_forced_later(doing, doing.world.clusters[node.cluster], waits_for=node)
     what = f"{node.name} has lost its directory"
     await for_a_while(doing, what, lambda: start_again(node), doing.chance.choice(RESTART_S))
 

@@ -721,7 +721,8 @@ class Errors:
 
 
 class Survivors:
-    """No process ends because of its disk, unless the disk is broken: a shortage is waited out (R-SHORT)."""
+    """No process ends because of its disk, unless the disk is broken: a shortage is waited out (R-SHORT). One that is
+    asked to end while its disk is short does so, not cleanly."""
 
     name = "survivors"
 
@@ -735,7 +736,7 @@ class Survivors:
         return [
             f"{node}: its disk was short at most, and the process ended: {error.text}"
             for node, error in fresh
-            if error.event == "runtime.failed" and node in sound
+            if error.event == "node.failed" and node in sound
         ]
 
     def judge(self, world: World) -> list[str]:
