@@ -7,9 +7,11 @@ force stays so until the file is right again, or the node starts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import ssl
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +19,7 @@ from tests.simulation.world import credentials as made
 from tests.simulation.world.admin import WrongAnswer, ask
 from tests.simulation.world.credentials import ROLES, Credentials, replace
 from tests.simulation.world.faults import CUT_S, for_a_while, start_again
+from tests.simulation.world.kernel import SECOND
 from tests.simulation.world.node import ADMIN_PORT
 from tests.simulation.world.steps import Doing, StepKind, step
 
@@ -233,6 +236,94 @@ async def certificate_renew(doing: Doing) -> None:
             await _must_show(doing, node, boots, {number}, "which was replaced")
 
 
+@step(StepKind.ACT, weight=2, needs="tls")
+async def certificate_expire(doing: Doing) -> None:
+    """A node's certificate expires while it shows it, and is then replaced. The node goes on, and its status says when;
+    a node that starts meanwhile refuses to."""
+    node = _running(doing)
+    if node is None:
+        return
+    credentials = _credentials(doing.world.clusters[node.cluster])
+    async with credentials.lock:
+        kept = credentials.pair_of(node.name, node.machine.address)
+        last_s = node.machine.wall_ns() // SECOND + doing.chance.choice((4, 8, 20))
+        last = datetime.fromtimestamp(last_s, UTC)
+        credentials.put_pair(
+            node.directory, credentials.trust.current.issue(1, node.cluster, node.name, node.machine.address, last)
+        )
+
+        def renew() -> None:
+            credentials.put_pair(node.directory, kept)
+            start_again(node)
+
+        what = f"the certificate of {node.name} expires at {last:%H:%M:%S}"
+        waiting = asyncio.ensure_future(for_a_while(doing, what, renew, last_s - node.machine.wall_ns() / SECOND + 4.0))
+        boots = node.machine.boots
+        try:
+            _hang_up(doing, node)
+            await asyncio.sleep(NOTICED_S)
+            while not waiting.done() and node.running and boots == node.machine.boots:
+                wall_ns = [node.machine.wall_ns()]
+                answer = await ask(doing, node, "/admin/cluster")
+                wall_ns.append(node.machine.wall_ns())
+                same = boots == node.machine.boots and not waiting.done()
+                if answer is None or not answer.done or not same:
+                    break
+                wanted = {"has expired" if at >= last_s * SECOND else "expires" for at in wall_ns}
+                told = [each for each in answer.body["warnings"] if f"tls.certificate of node {node.name}" in each]
+                if not any(f"{words} on" in each for each in told for words in wanted):
+                    raise WrongAnswer(f"{what}, and its status says {told} at {wall_ns}")
+                await asyncio.sleep(1.0)
+        finally:
+            await waiting
+        _hang_up(doing, node)
+
+
+@step(StepKind.ACT, weight=1, needs="tls")
+async def authority_rotate(doing: Doing) -> None:
+    """Another authority is believed by every node of every cluster, then signs all certificates, then is the only
+    one."""
+    clusters = list(doing.world.clusters.values())
+    async with contextlib.AsyncExitStack() as locks:
+        for cluster in clusters:
+            await locks.enter_async_context(_credentials(cluster).lock)
+        trust = _credentials(clusters[0]).trust
+        following = trust.next()
+        await _believe(doing, clusters)
+        trust.current = following
+        issued = {}
+        for node in doing.world.nodes:
+            credentials = _credentials(doing.world.clusters[node.cluster])
+            pair, issued[node.name] = credentials.next_pair(node.name, node.machine.address)
+            credentials.put_pair(node.directory, pair)
+            _hang_up(doing, node)
+            await asyncio.sleep(doing.chance.choice((0.0, 0.0, 0.5)))
+        await _believe(doing, clusters)
+        trust.believed = [following]
+        await _believe(doing, clusters)
+        for node in doing.world.nodes:
+            if node.running:
+                boots = node.machine.boots
+                await _must_show(doing, node, boots, {issued[node.name]}, "since an authority follows another")
+                answer = await ask(doing, node, "/admin/cluster")
+                if answer is not None and answer.done and boots == node.machine.boots:
+                    mistakes = [each for each in answer.body["warnings"] if NOT_IN_FORCE in each]
+                    if mistakes:
+                        raise WrongAnswer(f"{node.name} after an authority has followed another: {mistakes}")
+
+
+async def _believe(doing: Doing, clusters: list[WorldCluster]) -> None:
+    """Write whom nodes and people believe, and what people show, and wait until all have read it."""
+    for cluster in clusters:
+        credentials = _credentials(cluster)
+        credentials.distribute_certificates()
+        for node in cluster.nodes.values():
+            credentials.put_authorities(node.directory)
+            _hang_up(doing, node)
+    doing.tell(f"{len(_credentials(clusters[0]).trust.believed)} authorities are believed")
+    await asyncio.sleep(NOTICED_S)
+
+
 CERTIFICATES_SPOILED: Final = (
     "has expired",
     "is another node's",
@@ -246,10 +337,10 @@ CERTIFICATES_SPOILED: Final = (
 
 def _spoil_certificate(credentials: Credentials, node: WorldNode, what: str) -> None:
     directory, address = node.directory / made.SECRETS, node.machine.address
-    authority = made.authority()
+    authority = credentials.trust.current
     match what:
         case "has expired":
-            pair = authority.issue(1, node.cluster, node.name, address, expired=True)
+            pair = authority.issue(1, node.cluster, node.name, address, made.EXPIRED)
             credentials.put_pair(node.directory, pair)
         case "is another node's":
             credentials.put_pair(node.directory, authority.issue(1, node.cluster, "another", address))

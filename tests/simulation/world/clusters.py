@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.simulation.world.credentials import Credentials
+from tests.simulation.world.credentials import Credentials, Trust
 from tests.simulation.world.disk import WorldDisk
 from tests.simulation.world.ensemble import Ensemble
 from tests.simulation.world.machine import VirtualMachine
@@ -134,10 +134,11 @@ class WorldCluster:
 def make_clusters(kernel: Kernel, network: Network, directory: Path, shape: Shape) -> dict[str, WorldCluster]:
     """The clusters of a world, with their nodes' files written; nothing runs yet."""
     clusters: dict[str, WorldCluster] = {}
+    trust = Trust()
     for number, name in enumerate(NAMES[: len(shape.nodes)], start=1):
         made = clusters[name] = WorldCluster(name, number, Ensemble(kernel))
         if shape.tokens:
-            made.credentials = Credentials(name, directory / "people" / name, tls=shape.tls)
+            made.credentials = Credentials(name, directory / "people" / name, trust, tls=shape.tls)
     names = list(clusters)
     for name, cluster in clusters.items():
         others = [each for each in names if each != name]

@@ -63,12 +63,12 @@ class Authority:
         self.certificate = made.public_bytes(serialization.Encoding.PEM)
 
     @functools.cache  # noqa: B019 -- as long as the process
-    def issue(self, number: int, cluster: str, node: str, address: str, *, expired: bool = False) -> Pair:
+    def issue(self, number: int, cluster: str, node: str, address: str, last: datetime = LAST) -> Pair:
         """The certificate `number` of a node; without a cluster: of a client. The same at each call."""
         key = Ed25519PrivateKey.generate()
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = (
-            _builder(_named(node), self._name, key, SERIALS + number, EXPIRED if expired else LAST)
+            _builder(_named(node), self._name, key, SERIALS + number, last)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -84,9 +84,30 @@ class Authority:
 
 
 @functools.cache
-def authority(name: str = "the world's authority") -> Authority:
+def authority(name: str) -> Authority:
     """An authority by its name."""
     return Authority(name)
+
+
+class Trust:
+    """The authorities that all clusters and people of a world believe."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.believed: list[Authority] = []
+        self.current = self.next()
+        """Signs what is made next."""
+
+    def next(self) -> Authority:
+        """One that nobody knew before; it is believed beside the others."""
+        self._count += 1
+        made = authority(f"authority {self._count}")
+        self.believed.append(made)
+        return made
+
+    def bundle(self) -> bytes:
+        """The file of all that are believed."""
+        return b"".join(each.certificate for each in self.believed)
 
 
 def _named(name: str) -> x509.Name:
@@ -134,8 +155,9 @@ class Credentials:
 
     The people's files are in a folder that every machine has: `ROLE.token`, `ca.crt`, `client.crt`, `client.key`."""
 
-    def __init__(self, cluster: str, place: Path, *, tls: bool) -> None:
+    def __init__(self, cluster: str, place: Path, trust: Trust, *, tls: bool) -> None:
         self.cluster = cluster
+        self.trust = trust
         self.place = place
         self.tls = tls
         self.accepted = {role: [self._made(role, 0)] for role in ROLES}
@@ -152,10 +174,7 @@ class Credentials:
         for role in ROLES:
             self.distribute(role)
         if tls:
-            client = authority().issue(0, "", "client", "")
-            replace(place / "ca.crt", authority().certificate, 0o644)
-            replace(place / "client.crt", client.certificate, 0o644)
-            replace(place / "client.key", client.key)
+            self.distribute_certificates()
 
     def _made(self, role: str, number: int) -> str:
         return f"{self.cluster}.{role}.{number:016}"
@@ -176,13 +195,26 @@ class Credentials:
         self.shown[role] = self.accepted[role][-1]
         replace(self.file(role), f"{self.shown[role]}\n".encode())
 
+    def distribute_certificates(self) -> None:
+        """Let people believe whom nodes believe, and show a certificate of the current authority."""
+        client = self.trust.current.issue(0, "", "client", "")
+        replace(self.place / "ca.crt", self.trust.bundle(), 0o644)
+        replace(self.place / "client.crt", client.certificate, 0o644)
+        replace(self.place / "client.key", client.key)
+        if "client" in self.__dict__ and self.client is not None:  # programs go on with the context that they have
+            self._load(self.client)
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.load_verify_locations(self.place / "ca.crt")
+        context.load_cert_chain(self.place / "client.crt", self.place / "client.key")
+
     @functools.cached_property
     def client(self) -> ssl.SSLContext | None:
         """What people dial with; None without TLS."""
         if not self.tls:
             return None
         context = ssl.create_default_context(cafile=os.fspath(self.place / "ca.crt"))
-        context.load_cert_chain(self.place / "client.crt", self.place / "client.key")
+        self._load(context)
         return context
 
     def options(self, role: str = "admin") -> list[str]:
@@ -207,12 +239,16 @@ class Credentials:
 
     def pair_of(self, node: str, address: str) -> Pair:
         """A node's last certificate and key."""
-        return authority().issue(self._issued[node], self.cluster, node, address)
+        return self.trust.current.issue(self._issued[node], self.cluster, node, address)
 
     def put_pair(self, directory: Path, pair: Pair) -> None:
         """Write these, the key first."""
         replace(directory / SECRETS / "node.key", pair.key)
         replace(directory / SECRETS / "node.crt", pair.certificate, 0o644)
+
+    def put_authorities(self, directory: Path) -> None:
+        """Write the authorities that a node believes."""
+        replace(directory / SECRETS / "ca.crt", self.trust.bundle(), 0o644)
 
     def furnish(self, directory: Path, node: str, address: str) -> None:
         """Write all files of a new node."""
@@ -220,7 +256,7 @@ class Credentials:
         for role in ROLES:
             self.write_tokens(directory, role)
         if self.tls:
-            replace(directory / SECRETS / "ca.crt", authority().certificate, 0o644)
+            self.put_authorities(directory)
             self.put_pair(directory, self.next_pair(node, address)[0])
 
     def settings(self) -> str:
