@@ -331,7 +331,7 @@ class Node:
         services.queues.damage_listener = services.fullsync
         services.runtime.start()
         await services.links.start(self._cluster_socket)
-        self._credentials.start(services.links.certificates_expire_s)
+        self._credentials.start(services.clocks.certificates_expire_s)
         self._registers = True
         await services.registrar.register()
         services.registrar.start()

@@ -178,6 +178,11 @@ class NodeCredentials:
         """When the first certificate of each file expires, in ms since 1970, by the key of the file."""
         return {key: watched.current() for key, watched in self._expiries.items()}
 
+    def certificate_expires_ms(self) -> int | None:
+        """When the certificate that this node shows other nodes expires, in ms since 1970; None without one."""
+        watched = self._expiries.get("tls.certificate")
+        return None if watched is None else watched.current()
+
     def samples(self) -> Iterator[Sample]:
         """Samples for Prometheus."""
         for key, watched in self._expiries.items():

@@ -1,8 +1,9 @@
-"""Clocks of the other nodes of the cluster and of the clusters that this node is linked with.
+"""Clocks of the other nodes of the cluster and of the clusters that this node is linked with, and nodes' certificates.
 
-A heartbeat of its own over the cluster's connections asks each live node for its wall clock every POLL_S. A node of an
-earlier version does not know the request, and stays unmeasured. Links measure the clocks of their sources with every
-answer (`sink.worker`), full-sync those of its peers (`aae.exchange.remote`).
+A heartbeat of its own over the cluster's connections asks each live node for its wall clock every POLL_S, and when its
+certificate expires: a connection has the certificate of its beginning, which may have been replaced since then. A node
+of an earlier version does not know the request, and stays unmeasured, or says nothing of its certificate. Links measure
+the clocks of their sources with every answer (`sink.worker`), full-sync those of its peers (`aae.exchange.remote`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ POLL_S: Final = 5.0
 TIMEOUT_MS: Final = 2_000
 """A slower answer would tell the clock to no better than a second, which is the limit above which it is wrong."""
 
+WITH_CERTIFICATE: Final = b"certificate"
+"""Body of a request whose answer may say when the certificate expires; an earlier version looks at no body."""
+
 _WALL: Final = Struct("<q")
+
+_WALL_AND_EXPIRY: Final = Struct("<qq")
+"""Both in ms since 1970; 0: the node has no certificate."""
 
 
 class NodeRequests(Protocol):
@@ -35,17 +42,30 @@ class NodeRequests(Protocol):
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """The body of the response of `node`. Raises IsthmusError."""
 
+    def certificates_expire_s(self) -> Mapping[str, float]:
+        """See ClusterLinks."""
+
 
 class ClockWatch:
     """Measures the clocks of live nodes, and joins what is known of all clocks. Belongs to the event loop."""
 
-    def __init__(self, links: NodeRequests, others: Callable[[], Collection[str]], time: TimeSource) -> None:
-        """`others`: names of the other live nodes."""
+    def __init__(
+        self,
+        links: NodeRequests,
+        others: Callable[[], Collection[str]],
+        time: TimeSource,
+        expires_ms: Callable[[], int | None],
+    ) -> None:
+        """`others`: names of the other live nodes. `expires_ms`: when this node's certificate expires, in ms since
+        1970."""
         self._links = links
+        self._expires_ms = expires_ms
         self._others = others
         self._time = time
         self.nodes = ClockOffsets("node", time)
         self._peers = ClockOffsets("peer", time)
+        self._told_ms: dict[str, int] = {}
+        """Node -> when its certificate expires, as it said last."""
         self._task: asyncio.Task[None] | None = None
 
     def cluster_skew_ms(self) -> int:
@@ -62,8 +82,10 @@ class ClockWatch:
         """Handlers of requests from other nodes, by method."""
         return {METHOD: self._serve}
 
-    async def _serve(self, _node: str, _body: bytes) -> bytes:
-        return _WALL.pack(self._time.wall_ms())
+    async def _serve(self, _node: str, body: bytes) -> bytes:
+        if body != WITH_CERTIFICATE:
+            return _WALL.pack(self._time.wall_ms())
+        return _WALL_AND_EXPIRY.pack(self._time.wall_ms(), self._expires_ms() or 0)
 
     def start(self) -> None:
         """Begin to measure."""
@@ -91,13 +113,20 @@ class ClockWatch:
     async def _ask(self, node: str) -> None:
         asked_ms = self._time.now_ms()
         try:
-            (wall_ms,) = _unpacked(await self._links.request(node, METHOD, b"", TIMEOUT_MS))
+            wall_ms, expires_ms = _unpacked(await self._links.request(node, METHOD, WITH_CERTIFICATE, TIMEOUT_MS))
         except IsthmusError:
             return  # away, or of an earlier version: its clock is not known
         except Exception as error:  # the other nodes' clocks are measured all the same
             unforeseen.exception("clock.bug", error, peer=node)
             return
         self.nodes.answered(node, wall_ms, self._time.now_ms() - asked_ms)
+        self._told_ms[node] = expires_ms
+
+    def certificates_expire_s(self) -> Mapping[str, float]:
+        """Connected node -> when its certificate expires, in seconds since 1970: as it said, or else as its connection
+        showed."""
+        shown = self._links.certificates_expire_s()
+        return {node: self._told_ms.get(node, 0) / 1000 or at_s for node, at_s in shown.items()}
 
     def skew_ms(self, peer_urls: Collection[str]) -> int:
         """How far any clock may be from this node's, of the nodes that live and of the clusters at `peer_urls`, as far
@@ -124,8 +153,11 @@ class ClockWatch:
         }
 
 
-def _unpacked(body: bytes) -> tuple[int]:
-    if len(body) != _WALL.size:
-        raise CodecError(f"not a wall clock: {len(body)} bytes")
-    found: tuple[int] = _WALL.unpack(body)
-    return found
+def _unpacked(body: bytes) -> tuple[int, int]:
+    """Wall clock, and when the certificate expires; 0 if the node does not say."""
+    if len(body) == _WALL.size:
+        return _WALL.unpack(body)[0], 0
+    if len(body) != _WALL_AND_EXPIRY.size:
+        raise CodecError(f"neither a wall clock nor one with the expiry of a certificate: {len(body)} bytes")
+    wall_ms, expires_ms = _WALL_AND_EXPIRY.unpack(body)
+    return wall_ms, expires_ms

@@ -302,7 +302,12 @@ class NodeServices:
             self.query, self.membership, self.controller, self.queues, self.cluster_uuid
         )
         self.repairs = RepairQueue(self.queues, self.reaper, self.time)
-        self.clocks = ClockWatch(self.links, lambda: self.membership.live_nodes() - {name}, self.time)
+        self.clocks = ClockWatch(
+            self.links,
+            lambda: self.membership.live_nodes() - {name},
+            self.time,
+            self.credentials.certificate_expires_ms,
+        )
         self.gaps = ClusterGaps(
             self.query,
             self.queue_coverage,

@@ -469,7 +469,7 @@ async def test_entries_and_rows_for_one_follower_fail_alone(logged: list[Any]) -
 @pytest.mark.virtual_time
 async def test_a_round_of_clocks_that_fails_is_followed_by_the_next(logged: list[Any]) -> None:
     """Clocks are measured again after the pause."""
-    watch = ClockWatch(cast(Any, None), once(()), SystemTime())
+    watch = ClockWatch(cast(Any, None), once(()), SystemTime(), lambda: None)
     watch.start()
     await asyncio.sleep(12)
     await watch.stop()

@@ -9,6 +9,7 @@ import pytest
 from isthmus.node.http.authorization import Guard
 from isthmus.node.security import certificates
 from isthmus.node.security.credentials import NodeCredentials
+from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.repl.security.watched_files import ReloadingFile
 
 Patch = pytest.MonkeyPatch
@@ -64,3 +65,8 @@ def needs_a_restart_for_certificates(patch: Patch) -> None:
             sound(self, forced=forced)
 
     patch.setattr(ReloadingFile, "_check", check)
+
+
+def knows_certificates_by_connections(patch: Patch) -> None:
+    """A node takes the certificate that a connection has shown at its beginning for the one that its peer has now."""
+    patch.setattr(ClockWatch, "certificates_expire_s", lambda self: self._links.certificates_expire_s())

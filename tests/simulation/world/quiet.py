@@ -20,6 +20,7 @@ from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.wire import SERVING, STARTING
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 from tests.simulation.world.asking import NoAnswer, ask
+from tests.simulation.world.credentials import LAST
 from tests.simulation.world.kernel import SECOND
 from tests.simulation.world.node import ADMIN_PORT
 from tests.simulation.world.node_state import (
@@ -87,6 +88,9 @@ def _of_cluster(world: World, cluster: WorldCluster, gaps: bool) -> Iterator[str
             if partition.removed
         )
         yield from _of_sink(name, each)
+        for peer, at_s in each.clocks.certificates_expire_s().items():
+            if at_s < LAST.timestamp():
+                yield f"{name}: it has not heard that the certificate of {peer} was replaced"
         scheduler = each.fullsync.scheduler
         if scheduler._reserved_by:
             yield f"{name}: a full-sync with {scheduler._reserved_by} runs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,7 +23,18 @@ class Nodes:
         self.time = LoopTime()
         self.away: set[str] = set()
         self.old: set[str] = set()
-        self.watches = {name: ClockWatch(_From(self), self._others(name), _Time(self, name)) for name in ahead_ms}
+        self.silent: set[str] = set()
+        """Nodes of the version that says nothing of its certificate."""
+        self.shown_s: dict[str, float] = {}
+        """Node -> expiry of the certificate that connections with it have shown."""
+        self.expires_ms: dict[str, int] = {}
+        self.watches = {
+            name: ClockWatch(_From(self), self._others(name), _Time(self, name), self._expiry(name))
+            for name in ahead_ms
+        }
+
+    def _expiry(self, name: str) -> Any:
+        return lambda: self.expires_ms.get(name)
 
     def _others(self, name: str) -> Any:
         return lambda: self.ahead_ms.keys() - {name}
@@ -34,7 +46,8 @@ class Nodes:
             raise NotReady(f"no connection to node {node}")
         if node in self.old:
             raise BadInput(f"there is no method {method}")
-        answer: bytes = await self.watches[node].request_handlers()[METHOD]("x", body)
+        asked = b"" if node in self.silent else body
+        answer: bytes = await self.watches[node].request_handlers()[METHOD]("x", asked)
         await asyncio.sleep(0.01)
         return answer
 
@@ -58,6 +71,10 @@ class _From:
         """See Links."""
         assert timeout_ms > 0
         return await self._nodes.request(node, method, body)
+
+    def certificates_expire_s(self) -> Mapping[str, float]:
+        """See Links."""
+        return self._nodes.shown_s
 
 
 async def test_every_node_learns_the_clocks_of_the_others() -> None:
@@ -89,3 +106,20 @@ async def test_the_skew_covers_the_peers_that_are_compared() -> None:
     watch.peers.answered("http://w", watch._time.wall_ms() - 9_000, 0)
     assert watch.skew_ms(["http://w"]) == 9_000
     assert watch.skew_ms(["http://other"]) == 2_010
+
+
+async def test_a_certificate_is_the_one_that_a_node_has_now() -> None:
+    """A connection shows the certificate of its beginning. A node says when the one that it has now expires; where it
+    has none, or is of an earlier version, or is away, the connection counts. A node without a connection is left out.
+    """
+    nodes = Nodes(a=0, b=0, c=5, d=0, e=0)
+    nodes.silent, nodes.away = {"c"}, {"d"}
+    nodes.expires_ms = {"b": 9_500_000, "c": 9_600_000, "d": 9_700_000}
+    nodes.shown_s = {"b": 1.0, "c": 2.0, "d": 3.0, "e": 4.0}
+    await nodes.watches["a"].measure()
+    assert nodes.watches["a"].certificates_expire_s() == {"b": 9500.0, "c": 2.0, "d": 3.0, "e": 4.0}
+    assert {"b", "c", "e"} == nodes.watches["a"].nodes.known().keys()
+    nodes.expires_ms["b"] = 9_900_000
+    nodes.shown_s = {"b": 1.0}
+    await nodes.watches["a"].measure()
+    assert nodes.watches["a"].certificates_expire_s() == {"b": 9900.0}
