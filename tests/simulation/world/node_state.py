@@ -83,11 +83,14 @@ class Led(NamedTuple):
 
 
 def leaders_of(cluster: WorldCluster) -> dict[int, Led]:
-    """Partition -> its leader, of those that serve. Two nodes may believe that they do: the higher epoch counts."""
+    """Partition -> its leader, of those that serve. Two nodes may believe that they do: the higher epoch counts. One of
+    an epoch before the record's is none, since another may have served since then."""
     found: dict[int, Led] = {}
+    records = records_of(cluster)
     for name, services in running(cluster).items():
         for number, partition in services.runtime.partitions.items():
-            if not partition.replica.ready:
+            record = records.get(number)
+            if not partition.replica.ready or (record is not None and partition.replica.epoch < record.epoch):
                 continue
             before = found.get(number)
             if before is None or before.partition.replica.epoch < partition.replica.epoch:
