@@ -544,6 +544,7 @@ def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
     kept: dict[str, int] = {}
     held: dict[str, set[str]] = {}
     links: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    clusters = _clusters_of_peers(nodes)
     for node, entry in nodes.items():
         if entry is None:
             continue
@@ -554,7 +555,8 @@ def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
         elif letters:
             kept[node] = int(letters)
         for row in entry.get("sinks") or ():
-            links.setdefault(str(row.get("source_cluster") or row.get("peer")), []).append((node, row))
+            peer = str(row.get("peer"))
+            links.setdefault(clusters.get(peer, peer), []).append((node, row))
             for name in row.get("held_types") or ():
                 held.setdefault(str(name), set()).add(cell(row.get("source_cluster")))
     facts += [fact for source, rows in sorted(links.items()) for fact in _link_facts(source, rows)]
@@ -574,6 +576,12 @@ def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
         for name, sources in sorted(held.items())
     ]
     return facts
+
+
+def _clusters_of_peers(nodes: Mapping[str, Row | None]) -> dict[str, str]:
+    """Peer's URL -> its cluster, as far as any node knows: a link whose first answer is still to come does not."""
+    rows = [row for entry in nodes.values() if entry is not None for row in entry.get("sinks") or ()]
+    return {str(row.get("peer")): str(row["source_cluster"]) for row in rows if row.get("source_cluster")}
 
 
 def _link_facts(source: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterable[Fact]:

@@ -172,8 +172,8 @@ def test_failing_links_of_the_asked_node_are_one_warning(
     clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The asked node warns of its own failing links, in words of this version or the one before, and the answer about
-    sinks has those of all nodes: they are told once, in one sentence for each source. Where that answer is missing, the
-    node's warning stays, as does one about another thing."""
+    sinks has those of all nodes: they are told once, in one sentence for each source, also where one node does not know
+    the source's name yet. Where that answer is missing, the node's warning stays, as does one about another thing."""
     listed = "to other clusters, at node west-1: nothing is fetched from a node of east (http://e:1): no"
     answer = cluster_answer("west")
     answer["warnings"] = ["to other clusters, at node west-1: 1 of 1 link fails: refused", listed]
@@ -190,6 +190,9 @@ def test_failing_links_of_the_asked_node_are_one_warning(
     assert sorted(amiss()) == [links, listed]
     answer["warnings"][0] = links_sentence("west-1", "1 of 1 link fails: refused")
     clusters["west"].respond("/admin/cluster", answer)
+    assert sorted(amiss()) == [links, listed]
+    sinks["nodes"][0]["sink"]["sinks"][0]["source_cluster"] = None  # its first answer is still to come
+    clusters["west"].respond("/admin/sink/nodes", sinks)
     assert sorted(amiss()) == [links, listed]
     clusters["west"].respond("/admin/sink/nodes", {"error": "no", "reason": "not-ready"}, 503)
     assert sorted(amiss()) == sorted(answer["warnings"])
