@@ -17,6 +17,9 @@ CHECKOUT = Path(__file__).parents[3]
 
 SEEDS = range(40)
 
+SMALL_SEEDS = range(1000, 1160)
+"""Each costs a quarter of the others."""
+
 TLS_SEED = 23
 
 pytestmark = pytest.mark.timeout(180)  # some take seven seconds of a core, and the last one twice as much
@@ -27,6 +30,12 @@ def test_a_world_ends_equal_and_nothing_is_lost_unnamed(seed: int) -> None:
     """Whatever clients, operators and machines do: once all is healed, every oracle is content."""
     outcome = run(drawn(seed))
     assert outcome.failures == (), f"python -m tests.simulation.world --seeds {seed} --story"
+
+
+@pytest.mark.parametrize("seed", seeds(SMALL_SEEDS))
+def test_a_short_life_ends_equal_and_nothing_is_lost_unnamed(seed: int) -> None:
+    """The same for many worlds in which little is done: each of any shape, with its features."""
+    assert run(drawn(seed, operations=40, acts=8, seconds=12.0)).failures == ()
 
 
 @pytest.mark.parametrize("seed", [5, TLS_SEED])
