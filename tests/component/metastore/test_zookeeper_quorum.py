@@ -91,9 +91,9 @@ async def test_with_its_leader_killed_an_ensemble_goes_on(ensemble: Any) -> None
 
 
 async def test_without_a_majority_nothing_is_decided_and_nothing_is_lost(ensemble: Any) -> None:
-    """With two of three servers gone no call succeeds, not even a read, once the third has noticed, so no decision rests
-    on old data; until then nobody can change what it serves. Once there is a majority again, session, registration and
-    records are unchanged."""
+    """With two of three servers gone no call succeeds, not even a read, once the third has noticed, so no decision
+    rests on old data; until then nobody can change what it serves. Once there is a majority again, session,
+    registration and records are unchanged."""
 
     client, states = metastore(ensemble.hosts, "/majority"), list[SessionState]()
     await client.start(states.append)
