@@ -103,7 +103,7 @@ COPIED: Final = Draw(("backup-create", "backup-restore-cluster"), 250, 6, 20)
 ROTATED: Final = Draw(("token-rotate",), 20, 2, 15, tls=True)
 SPOILED: Final = Draw(("token-file-spoil",), 20, 2, 15, tls=True)
 CERTIFIED: Final = Draw(("certificate-spoil",), 20, 4, 15, tls=True)
-EXPIRED: Final = Draw(("certificate-expire", "kill"), 20, 4, 20.0, (2, 1), tls=True)
+RENEWED_LATE: Final = Draw(("certificate-expire", "kill"), 20, 4, 20.0, (2, 1), tls=True)
 RENEWED: Final = Draw(("certificate-renew",), 20, 2, 15, tls=True)
 
 
@@ -182,7 +182,7 @@ MUTANTS: Final = (
     Mutant(credentials.keeps_what_it_granted, "step token-rotate", ROTATED, quick=True),
     Mutant(credentials.is_silent_about_spoiled_files, "step token-file-spoil", SPOILED, quick=True),
     Mutant(credentials.takes_any_certificate, "step certificate-spoil", CERTIFIED, 2, quick=True),
-    Mutant(credentials.knows_certificates_by_connections, "world", EXPIRED, 6),
+    Mutant(credentials.knows_certificates_by_connections, "world", RENEWED_LATE, 6),
     Mutant(credentials.needs_a_restart_for_certificates, "step certificate-renew", RENEWED, quick=True),
     # what operators are told
     Mutant(told.takes_what_waits_for_acknowledged, "told", CLEARED, 2),
