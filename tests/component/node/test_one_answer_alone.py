@@ -32,6 +32,7 @@ from isthmus.aae.trees import tree_cache
 from isthmus.node.admin_api.findings import _answer_of
 from isthmus.node.admin_api.live import LiveAdmin
 from isthmus.node.services.cluster_query import ClusterQuery, JsonBody, Query
+from isthmus.node.services.history import History
 from isthmus.node.services.history_sampler import HistorySampler
 from isthmus.node.services.repairs import FoldActionsImpl
 from isthmus.queues.wire import FetchReply
@@ -166,12 +167,9 @@ async def test_a_source_of_the_history_that_fails_leaves_the_others_theirs(caugh
     class Broken:
         readings = staticmethod(fails)
 
-    sampler: Any = SimpleNamespace(
-        _sources=[Broken(), Fine()], _failing=set(), _spent_s=0.0, _samples=0, _offset_ms=0,
-        _history=SimpleNamespace(add=lambda *_: None), _time=Clock(),
-    )  # fmt: skip
-    await HistorySampler.sample(sampler)
-    await HistorySampler.sample(sampler)
+    sampler = HistorySampler("n1", History(), [Broken(), Fine()], Clock())
+    await sampler.sample()
+    await sampler.sample()
     assert read == ["fine", "fine"]
     assert caught.events == {"history.source_failed"}
 
