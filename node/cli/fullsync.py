@@ -340,12 +340,12 @@ def _refuse_without_result(without: list[FinishedCheck], kind: str) -> None:
     """Raises CommandFailed if there is a peer whose check has no result, with the reason."""
     if not without:
         return
-    names = ", ".join(one.peer for one in without)
-    if all(one.removed for one in without):
-        raise CommandFailed(Exit.UNAVAILABLE, "peer-removed", f"{names}: removed by an operator during the check")
     auto = "auto leaves it out, since what differs cannot be repaired from here; `run all` looks at everything"
     why = auto if kind == "auto" else "the node's log has the reason"
-    raise CommandFailed(Exit.UNAVAILABLE, "no-result", f"{names}: the check has no result: {why}")
+    removed, others = (", ".join(one.peer for one in without if one.removed is gone) for gone in (True, False))
+    sentences = [f"{others}: the check has no result: {why}"] * bool(others)
+    sentences += [f"{removed}: removed by an operator during the check"] * bool(removed)
+    raise CommandFailed(Exit.UNAVAILABLE, "no-result" if others else "peer-removed", "; ".join(sentences))
 
 
 def _wait_for(act: AdminCommand, names: list[str], begun: Row) -> list[FinishedCheck]:

@@ -8,6 +8,7 @@ read again when they change. Certificates that expire soon are reported in logs,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -82,6 +83,8 @@ class NodeCredentials:
                 contexts = self._keep(server_contexts(files, _asked(settings), _own_check(settings, files)))
                 self.listeners[name] = ListenerTls(contexts.current, mode == "allow")
         self.links: LinkTls | None = None
+        self._shown = (0, 0)
+        """How often the files of links were read, and when their certificate expires, in ms since 1970."""
         mode = tls.mode("cluster")
         if mode != "off":
             files = _files_of(settings, "cluster")
@@ -89,6 +92,8 @@ class NodeCredentials:
             server = server_contexts(files, ssl.CERT_REQUIRED, check)
             client = client_contexts(files, check_host=False, check=check)
             self.links = LinkTls(self._keep(server), self._keep(client), mode != "require", mode == "allow")
+            if files.certificate is not None:
+                self._shown = server.reloads, certificates.expires_ms(files.certificate)
         self.metastore: Callable[[], ssl.SSLContext] | None = None
         if tls.metastore:
             files = _files_of(settings, "cluster")
@@ -179,9 +184,17 @@ class NodeCredentials:
         return {key: watched.current() for key, watched in self._expiries.items()}
 
     def certificate_expires_ms(self) -> int | None:
-        """When the certificate that this node shows other nodes expires, in ms since 1970; None without one."""
-        watched = self._expiries.get("tls.certificate")
-        return None if watched is None else watched.current()
+        """When the certificate that this node shows other nodes expires, in ms since 1970; None without one. A file
+        that did not come into force does not count."""
+        path = self._settings.tls.certificate
+        if self.links is None or path is None:
+            return None
+        server = self.links.server
+        server.current()  # reads the files when they have changed
+        if server.reloads != self._shown[0]:
+            with contextlib.suppress(BadConfig):  # it has just been replaced again: the next look finds it
+                self._shown = server.reloads, certificates.expires_ms(path)
+        return self._shown[1]
 
     def samples(self) -> Iterator[Sample]:
         """Samples for Prometheus."""

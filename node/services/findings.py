@@ -556,7 +556,7 @@ def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
             kept[node] = int(letters)
         for row in entry.get("sinks") or ():
             peer = str(row.get("peer"))
-            links.setdefault(clusters.get(peer, peer), []).append((node, row))
+            links.setdefault(str(row.get("source_cluster") or clusters.get(peer, peer)), []).append((node, row))
             for name in row.get("held_types") or ():
                 held.setdefault(str(name), set()).add(cell(row.get("source_cluster")))
     facts += [fact for source, rows in sorted(links.items()) for fact in _link_facts(source, rows)]

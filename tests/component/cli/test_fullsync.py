@@ -150,6 +150,13 @@ def test_a_peer_that_is_removed_while_it_is_checked_is_the_reason(
     shown = capsys.readouterr()
     assert '"peer-removed"' in shown.err + shown.out
     assert "west: removed by an operator during the check" in shown.err + shown.out
+    listener.respond("/admin/fullsync/run", {"peer": None, "peers": ["west", "north"], "at_ms": AT_MS}, 202)
+    listener.respond(
+        "/admin/fullsync?results=200", {"running": None, "peers": [{**PEER, "name": "north", "results": []}]}
+    )
+    assert cli.main(["fullsync", "run", "hour", "--wait"]) == Exit.UNAVAILABLE
+    told = capsys.readouterr().err
+    assert "north: the check has no result: the node's log has the reason; west: removed by an operator" in told
 
 
 def test_a_run_without_a_peer_is_of_all_of_the_node(

@@ -46,6 +46,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.keep and not (options.shrink and re.fullmatch("[a-z0-9-]+", options.keep)):
         parser.error("--keep NAME: small letters, digits and dashes; it needs --shrink")
+    if options.keep and (KEPT / f"{options.keep}.json").exists():
+        parser.error(f"--keep {options.keep}: a plan of this name is kept already")
     first, _, last = options.seeds.partition(":")
     seeds = range(int(first), int(last) if last else int(first) + 1)
     if options.story or options.shrink:
@@ -115,7 +117,6 @@ def _at_length(seed: int, options: argparse.Namespace) -> int:
     if options.shrink and outcome.failures:
         print(text_of(plan))
         if options.keep:
-            KEPT.mkdir(exist_ok=True)
             file = KEPT / f"{options.keep}.json"
             file.write_text(text_of(plan, outcome.failures[0]) + "\n")
             print(f"{file}: say in `found` what it found; it passes once that is mended")

@@ -23,8 +23,18 @@ from tests.simulation.world.steps import Doing, StepKind, step
 WAIT: Final = ("--wait", "--timeout", "20s")
 
 ALLOWED: Final = frozenset(
-    ("bad-input", "bad-replica-map", "timed-out", "not-done", "unknown-gap", "no-tombstone", "waits")
-) | {"restart-failed", "peer-removed"}
+    (
+        "bad-input",
+        "bad-replica-map",
+        "timed-out",
+        "not-done",
+        "unknown-gap",
+        "no-tombstone",
+        "waits",
+        "restart-failed",
+        "peer-removed",
+    )
+)
 """What a command may say because of other acts: what it names is not there, or was there before; a wait has ended."""
 
 

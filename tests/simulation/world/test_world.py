@@ -18,7 +18,7 @@ CHECKOUT = Path(__file__).parents[3]
 SEEDS = range(40)
 
 SMALL_SEEDS = range(1000, 1160)
-"""Each costs a quarter of the others."""
+"""Each costs a third of the others."""
 
 TLS_SEED = 23
 

@@ -66,17 +66,20 @@ def test_a_certificate_that_config_check_refuses_does_not_come_into_force(
     own: CertificateFolder, signed_by: str, name: NodeName, days: float, words: str
 ) -> None:
     """Of another authority, of another node, expired: SIGHUP reports the sentence of `config check` once, the status
-    repeats it, and every listener and client goes on with what it had. A right certificate ends the trouble."""
+    repeats it, every listener and client goes on with what it had, and other nodes hear when that expires. A right
+    certificate ends the trouble."""
     credentials = loaded(own)
-    before = contexts(credentials)
+    before, expired_ms = contexts(credentials), credentials.certificate_expires_ms()
     show(own, certificates.issue(authority(own, signed_by), "x", [name], days=days))
     (trouble,) = credentials.reload()
     assert words in trouble
     assert trouble in [fault.message for fault in file_faults(load_text(NODE + TLS, own.path / "node.toml"))]
     assert any(trouble in problem for problem in credentials.problems())
     assert contexts(credentials) == before
+    assert credentials.certificate_expires_ms() == expired_ms
     show(own, certificates.issue(authority(own, "ca"), "x", [ME], days=100))
     assert not credentials.reload()
+    assert credentials.certificate_expires_ms() == certificates.expires_ms(own.path / "a.crt") != expired_ms
     assert not credentials.problems()
     assert not set(contexts(credentials)) & set(before)
 
