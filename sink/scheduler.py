@@ -10,18 +10,16 @@ A link whose source fails is probed by one slot at a time, which does not wait a
 cluster did not store is not probed: the slot that fetched them must acknowledge soon. While some links answer, those
 that fail, or never answered yet, get at most half of the workers: however many peers hang, the others go on.
 
-    idle -> fetching                taken: due, not suspended, not leaving, within the limits of pool and peer fetching
-    -> pushing             it fetched changes; the link is busy, and its other slots may run fetching | pushing -> idle
-    the cycle's result is reported; the link's delay follows it idle -> acknowledging -> idle   without a turn, it sends
-    its acknowledgement in a request of its own; takes no worker any -> gone                     the link was removed,
-    and none of its slots runs
+`TRANSITIONS` lists what a slot does; the slots of a link that was removed are gone once all are idle.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 from random import Random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from isthmus.sink.backoff import Backoff, CycleResult, Delays
 
@@ -42,14 +40,34 @@ class Turn(NamedTuple):
     may_wait: bool
 
 
+class SlotState(Enum):
+    """What a slot of a link does."""
+
+    IDLE = "idle"
+    FETCHING = "fetching"
+    PUSHING = "pushing"
+    ACKNOWLEDGING = "acknowledging"
+
+
+TRANSITIONS: Final[Mapping[tuple[SlotState, SlotState], str]] = {
+    (SlotState.IDLE, SlotState.FETCHING): "taken: due, not suspended, not leaving, within the limits of pool and peer",
+    (SlotState.FETCHING, SlotState.PUSHING): "it fetched changes; the link is busy, and its other slots may run",
+    (SlotState.FETCHING, SlotState.IDLE): "the cycle's result is reported; the link's delay follows it",
+    (SlotState.PUSHING, SlotState.IDLE): "the cycle's result is reported; the link's delay follows it",
+    (SlotState.IDLE, SlotState.ACKNOWLEDGING): "without a turn, it sends its acknowledgement in a request of its own, "
+    "and takes no worker",
+    (SlotState.ACKNOWLEDGING, SlotState.IDLE): "the acknowledgement was sent, or the source failed",
+}
+"""(From, to) -> when. A slot makes no others: each one is checked."""
+
+
 @dataclass(slots=True)
 class _Link:
     backoff: Backoff
     due_ms: int
     idle_since: list[int]
-    fetching: set[int] = field(default_factory=set)
-    pushing: set[int] = field(default_factory=set)
-    acknowledging: set[int] = field(default_factory=set)
+    states: list[SlotState]
+    """Of each slot."""
     normal_slots: int = 0
     """Slots that may run while answers are not full."""
     busy: bool = False
@@ -63,16 +81,24 @@ class _Link:
     answered: bool = False
     """The source has answered at least once."""
 
+    def move(self, slot: int, state: SlotState) -> None:
+        made = self.states[slot], state
+        assert made in TRANSITIONS, f"no slot goes from {made[0].value} to {made[1].value}"
+        self.states[slot] = state
+
+    def count(self, state: SlotState) -> int:
+        return self.states.count(state)
+
     @property
     def running(self) -> int:
-        return len(self.fetching) + len(self.pushing) + len(self.acknowledging)
+        return len(self.states) - self.count(SlotState.IDLE)
 
     @property
     def unproven(self) -> bool:
         return self.probing or not self.answered
 
     def is_idle(self, slot: int) -> bool:
-        return slot not in self.fetching and slot not in self.pushing and slot not in self.acknowledging
+        return self.states[slot] is SlotState.IDLE
 
     def may_run(self) -> bool:
         if self.suspended or self.leaving:
@@ -80,7 +106,7 @@ class _Link:
         running = self.running
         if running >= self._slots() or (running and self.probing):
             return False
-        return self.busy or not self.fetching
+        return self.busy or not self.count(SlotState.FETCHING)
 
     def demand(self) -> int:
         """Workers that the link would keep busy if there were enough."""
@@ -121,8 +147,9 @@ class FetchScheduler:
         """Add a link, due at once; a link that was leaving stays."""
         link = self._links.get(name)
         if link is None:
+            slots = self._slots + self._extra
             self._links[name] = _Link(
-                Backoff(self._delays), 0, [0] * (self._slots + self._extra), normal_slots=self._slots
+                Backoff(self._delays), 0, [0] * slots, [SlotState.IDLE] * slots, normal_slots=self._slots
             )
         else:
             link.leaving = False
@@ -187,7 +214,7 @@ class FetchScheduler:
             return None
         _, name, slot = best
         link = self._links[name]
-        link.fetching.add(slot)
+        link.move(slot, SlotState.FETCHING)
         self._busy_count += 1
         self._busy[name.peer] = self._busy.get(name.peer, 0) + 1
         return Turn(name, slot, not link.probing and not self._crowded(name, limit))
@@ -197,7 +224,7 @@ class FetchScheduler:
         some_answer, held = False, 0
         for link in self._links.values():
             if link.unproven:
-                held += len(link.fetching)
+                held += link.count(SlotState.FETCHING)
             elif not link.suspended and not link.leaving:
                 some_answer = True
         return some_answer and held >= max(1, self.workers // 2)
@@ -207,9 +234,8 @@ class FetchScheduler:
         limit = self.queue_limits.get(queue)
         if limit is None:
             return False
-        return (
-            sum(len(link.fetching) + len(link.pushing) for n, link in self._links.items() if n.queue == queue) >= limit
-        )
+        links = (link for name, link in self._links.items() if name.queue == queue)
+        return sum(link.count(SlotState.FETCHING) + link.count(SlotState.PUSHING) for link in links) >= limit
 
     def _crowded(self, link_name: LinkName, limit: int) -> bool:
         """Whether more workers are needed than there are, in the pool, for this peer or for this queue."""
@@ -228,15 +254,13 @@ class FetchScheduler:
         """A fetching slot got changes and pushes them now: the link's other slots may fetch meanwhile. `full`: as many
         as it asked for."""
         link = self._links[name]
-        link.fetching.remove(slot)
-        link.pushing.add(slot)
+        link.move(slot, SlotState.PUSHING)
         link.busy, link.full, link.probing, link.answered = True, full, False, True
 
     def report(self, name: LinkName, slot: int, result: CycleResult, now_ms: int, waited_ms: int) -> None:
         """The cycle of a taken slot has ended."""
         link = self._links[name]
-        link.fetching.discard(slot)
-        link.pushing.discard(slot)
+        link.move(slot, SlotState.IDLE)
         self._busy_count -= 1
         left = self._busy.pop(name.peer) - 1
         if left:
@@ -256,13 +280,13 @@ class FetchScheduler:
         link = self._links[name]
         if not link.is_idle(slot) or link.due_ms > now_ms:
             return False
-        link.acknowledging.add(slot)
+        link.move(slot, SlotState.ACKNOWLEDGING)
         return True
 
     def ack_done(self, name: LinkName, slot: int, done: bool, now_ms: int) -> None:
         """The acknowledgement was sent (`done`), or the source failed: its link is then delayed."""
         link = self._links[name]
-        link.acknowledging.remove(slot)
+        link.move(slot, SlotState.IDLE)
         if not done:
             link.probing = True
             link.backoff = link.backoff.after(CycleResult.ERROR, 0)
@@ -310,7 +334,11 @@ class FetchScheduler:
     def running_slots(self, name: LinkName) -> frozenset[int]:
         """The slots of the link that are not idle; none of a link that is gone."""
         link = self._links.get(name)
-        return frozenset() if link is None else frozenset(link.fetching | link.pushing | link.acknowledging)
+        return (
+            frozenset()
+            if link is None
+            else frozenset(slot for slot, state in enumerate(link.states) if state is not SlotState.IDLE)
+        )
 
     def running_count(self) -> int:
         """Slots of all links that are in a cycle."""
