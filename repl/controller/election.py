@@ -2,23 +2,10 @@
 
 The statuses and timers are Fluvio's. A member of the ISR may be elected, and only when none of them can, one of the ELR
 (docs/protocol.md). Any number of controllers may act at once: each decision is a conditional write on the record's
-version, so the later one is refused (H30). The transitions of a record:
-
-    Online         -> Online          members that are gone, or have another log, leave the ISR (the leader stays);
-                                      so do members that are leaving, while min-ISR others stay
-    Online         -> Election        the leader's session is over, which is definite, or its log is another
-                                      (also by the leader's own write: it resigns, or gives way, R-GIVE-WAY)
-    Online         -> CandidateFound  by the leader's own write: it resigns and nominates its successor (R-NOMINATE)
-    Offline        -> Election        an electable member has returned
-    Election       -> CandidateFound  the electable member with the smallest lag, in a new epoch; one that is being
-                                      removed only if no other is electable
-    Election       -> Offline         nobody is electable: the reason names the members that are needed
-    CandidateFound -> Online          the candidate promoted itself in exactly this epoch and session
-    CandidateFound -> CandidateFound  it is gone or did not answer in time: the next one, in a new epoch
-    CandidateFound -> Election        all were tried: none of them counts as tried any more, after a pause
-    CandidateFound -> Offline         nobody is electable any more
-    Offline        -> Offline         only the reason changes
-    (overtaken)    -> itself          the metastore went back behind it: an operator decides (H32)
+version, so the later one is refused (H30). `TRANSITIONS` lists what a controller may propose. Beside it, an Online
+record goes to Election or CandidateFound by its leader's own write, which resigns (R-NOMINATE) or gives way
+(R-GIVE-WAY). A record behind which the metastore went back, which is overtaken, stays as it is: an operator decides
+(H32).
 
 A controller keeps an `ElectionTimer` between reads: since when, and which attempt.
 """
@@ -61,6 +48,27 @@ class Timers(NamedTuple):
 
 
 TIMERS: Final = Timers()
+
+TRANSITIONS: Final[Mapping[tuple[PartitionStatus, PartitionStatus], str]] = {
+    (PartitionStatus.ONLINE, PartitionStatus.ONLINE): "members that are gone, or have another log, leave the ISR (the "
+    "leader stays); so do members that are leaving, while min-ISR others stay",
+    (PartitionStatus.ONLINE, PartitionStatus.ELECTION): "the leader's session is over, which is definite, or its log "
+    "is another",
+    (PartitionStatus.OFFLINE, PartitionStatus.ELECTION): "an electable member has returned",
+    (PartitionStatus.OFFLINE, PartitionStatus.OFFLINE): "only the reason changes",
+    (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND): "the electable member with the smallest lag, in a new "
+    "epoch; one that is being removed only if no other is electable",
+    (PartitionStatus.ELECTION, PartitionStatus.OFFLINE): "nobody is electable: the reason names the members that are "
+    "needed",
+    (PartitionStatus.CANDIDATE_FOUND, PartitionStatus.ONLINE): "the candidate promoted itself in exactly this epoch "
+    "and session",
+    (PartitionStatus.CANDIDATE_FOUND, PartitionStatus.CANDIDATE_FOUND): "it is gone or did not answer in time: the "
+    "next one, in a new epoch",
+    (PartitionStatus.CANDIDATE_FOUND, PartitionStatus.ELECTION): "all were tried: none of them counts as tried any "
+    "more, after a pause",
+    (PartitionStatus.CANDIDATE_FOUND, PartitionStatus.OFFLINE): "nobody is electable any more",
+}
+"""(From, to) -> when. `elect` proposes no others: it checks each one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +156,22 @@ def elect(
     since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
     if record.overtaken:
         return NoAction(record.reason)
+    decision: Decision
     match record.status:
         case PartitionStatus.ONLINE:
-            return _online(look, suspected)
+            decision = _online(look, suspected)
         case PartitionStatus.OFFLINE:
-            return _offline(look)
+            decision = _offline(look)
         case PartitionStatus.ELECTION:
-            return _election(look, now_ms, since_ms, attempt, reported, leaderships, timers)
+            decision = _election(look, now_ms, since_ms, attempt, reported, leaderships, timers)
         case PartitionStatus.CANDIDATE_FOUND:
-            return _candidate_found(look, now_ms, since_ms, promoted, attempt, reported, leaderships, timers)
+            decision = _candidate_found(look, now_ms, since_ms, promoted, attempt, reported, leaderships, timers)
         case _:
             assert_never(record.status)
+    if isinstance(decision, ProposeRecord):
+        made = record.status, decision.record.status
+        assert made in TRANSITIONS, f"no controller takes a record from {made[0]} to {made[1]}"
+    return decision
 
 
 def asked(record: PartitionRecord, registrations: Mapping[str, Registration]) -> list[str]:
