@@ -29,6 +29,7 @@ from isthmus.repl.coordinator.round_gate import RoundGate
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.upcoming_leadership import UpcomingLeaderships
 from isthmus.repl.coordinator.write_batch import (
+    APPLIED,
     ForgedClock,
     UnreplicatedCheck,
     Warned,
@@ -36,7 +37,6 @@ from isthmus.repl.coordinator.write_batch import (
     WriteLimits,
     never_unreplicated,
 )
-from isthmus.repl.coordinator.write_batch_fast_path import APPLIED, add_items
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.entry import EntryKind, make_entry
 from isthmus.repl.model.errors import (
@@ -562,7 +562,7 @@ class Coordinator:
         )
         pending: list[PendingBatch] = []
         for requests, waiter, slots, hashes in shares:
-            end = add_items(batch, requests, slots, hashes, waiter.results)
+            end = batch.add_items(requests, slots, hashes, waiter.results)
             pending.append(PendingBatch(end, waiter, slots))
         self._metrics.count_batch(batch)
         if batch.ahead_counter and self.on_ahead(partition, batch.ahead_counter):

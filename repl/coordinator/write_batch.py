@@ -11,17 +11,30 @@ refused, above the warning it is counted. Properties of a bucket can only be str
 since other nodes and the queues' windows rely on those. A push is never refused for its siblings: what another cluster
 holds must be kept.
 
-Pure. `repl.coordinator.write_batch_fast_path` adds the common items without the detours of `write` and `push`.
+`write` and `push` begin with an early exit for what is common, which builds neither objects nor rows as values on the
+way to bytes. A common write stores a value, without request id and condition, for a key that is missing and was not
+reaped lately (then without a context), or for a key whose whole clock the writer has seen: it replaces all that was
+there, so the object has one sibling. A common push is an object of one sibling that names no write of this partition,
+for a key that is missing and was not reaped lately, or that it dominates and that has no write of this partition
+either: it is stored as it came, and only its clock is decoded, once. Both make what the rules behind them would make.
+
+An item whose work raises what nobody foresaw ends alone, as an InternalError, and leaves no entry. Pure.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgpack
+from xxhash import xxh64_intdigest
 
 from isthmus.repl.model.conditions import Condition, ConditionFailed, ConditionState, judge_write, needs_tag, object_tag
 from isthmus.repl.model.entry import (
+    ENTRY_VERSION,
+    KEY_ROW_VERSION,
     NO_OFFSET,
     Entry,
     EntryKind,
@@ -29,17 +42,27 @@ from isthmus.repl.model.entry import (
     decode_key_row,
     encode_key_row,
     leaf,
-    make_entry,
 )
-from isthmus.repl.model.errors import BadInput, CodecError, Corruption, Retryable, TooLarge
+from isthmus.repl.model.errors import (
+    BadInput,
+    CodecError,
+    Corruption,
+    IsthmusError,
+    Retryable,
+    TooLarge,
+    clear_traceback,
+)
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import (
+    OBJECT_VERSION,
     TOMBSTONE,
+    Content,
     Object,
     Summary,
     decode_object,
     encode_with_summary,
     merge,
+    peek_summary,
     pushed,
     summarize_encoded,
     written,
@@ -55,6 +78,7 @@ from isthmus.repl.model.requests import (
     WriteResult,
 )
 from isthmus.repl.model.vclock import (
+    CLOCK_ENTRIES_MAX,
     OFFSET_BITS,
     Clock,
     counter_of,
@@ -62,6 +86,7 @@ from isthmus.repl.model.vclock import (
     descends,
     encode_clock,
     increment,
+    of_one_writer,
     of_partition,
     pack_counter,
 )
@@ -70,6 +95,19 @@ from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.store.port import REAPED, DamagedChange, Store
 from isthmus.repl.store.reaped_pushes import EntryHeader, gone_with, reap_entry
 from isthmus.repl.store.request_dedup import request_name
+from isthmus.repl.unforeseen import unforeseen
+
+_pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
+_new: Final[Any] = tuple.__new__
+"""Builds a named tuple from all its fields, in order, at half the cost of its own constructor."""
+
+_LENGTH: Final = Struct(">I").pack
+_HASH: Final = Struct(">Q").pack
+_DATA: Final = int(EntryKind.DATA)
+_REAP: Final = int(EntryKind.REAP)
+
+APPLIED: Final = PushResult(PushOutcome.APPLIED)
+"""The answer to every common push."""
 
 
 class TooManySiblings(BadInput):
@@ -111,6 +149,15 @@ class Warned(NamedTuple):
     key: Key
     found: int
     limit: int
+
+
+def quiet_bytes(limits: WriteLimits, properties: Properties) -> int:
+    """Size of the largest value that `check_size` neither refuses nor warns of."""
+    quiet = limits.object_bytes
+    if 0 < properties.max_object_bytes < quiet:
+        quiet = properties.max_object_bytes
+    warn = properties.warn_object_bytes or limits.object_warn_bytes
+    return warn if 0 < warn < quiet else quiet
 
 
 def check_size(size: int, key: Key, limits: WriteLimits, properties: Properties, warned: list[Warned]) -> None:
@@ -211,6 +258,16 @@ class WriteBatch:
         self.repeated_count = 0
         self.ahead_counter = 0
         """The highest counter of this partition's actor, not made by its log, in a push (R-FORGED); 0: none."""
+        self._actor = partition.actor
+        self._pending_rows = partition.unapplied.pending_rows
+        self._reaped = store.reaped_clocks(partition.id)
+        self._bucket: bytes | None = None
+        """The bucket of the last item."""
+        self._bucket_head = b""
+        """Its name, after its length."""
+        self._bucket_properties = Properties()
+        self._quiet_bytes = -1
+        self._made_bytes = limits.made_bytes
         self.needs_confirmation = False
         """An item was refused for a reason that holds only while this node leads."""
         self.warned: list[Warned] = []
@@ -222,15 +279,68 @@ class WriteBatch:
         self._pending_requests = pending_requests
         self._unreplicated = unreplicated
 
+    def add_items(
+        self,
+        items: Sequence[WriteRequest | PushItem],
+        slots: Sequence[int],
+        hashes: Sequence[int],
+        results: list[object],
+    ) -> int:
+        """Add `items[slot]`, whose key has the hash beside it, for each of `slots`; the answers go into
+        `results[slot]`.
+
+        The items of one call are all writes or all pushes. Returns the offset below which all must be applied before
+        any answer may be given; 0: at once.
+        """
+        writes = type(items[slots[0]]) is WriteRequest
+        add: Any = self.write if writes else self.push
+        end = 0
+        for slot, hash64 in zip(slots, hashes, strict=True):
+            first = self.next_offset
+            try:
+                results[slot], at = add(items[slot], hash64)
+                if at > end:
+                    end = at
+            except IsthmusError as error:
+                results[slot] = clear_traceback(error)
+            except Exception as error:  # noqa: BLE001 -- see repl.unforeseen
+                self._take_back(first)
+                results[slot] = unforeseen.exception(
+                    "write.bug" if writes else "push.bug",
+                    error,
+                    partition=self.partition.id,
+                    bucket=repr(items[slot].key.bucket),
+                )
+        return end
+
+    def _take_back(self, first: int) -> None:
+        """Remove the entries at `first` and above: the work on their item failed."""
+        if self.next_offset == first:
+            return
+        self.next_offset = first
+        self.entries = [entry for entry in self.entries if entry.offset < first]
+        self.new_rows = {(entry.bucket, entry.key): entry for entry in self.entries}
+        self.new_requests = {name: at for name, at in self.new_requests.items() if at < first}
+
     # -- what the key holds ---------------------------------------------------------------------------
 
     def current(self, hash64: int, bucket: bytes, key: bytes) -> CurrentVersion | None:
         """The key's newest version; None if it was never written, or is reaped."""
-        entry = self._unapplied((bucket, key))
-        if entry is not None:
-            return None if entry.kind == EntryKind.REAP else CurrentVersion(decode_key_row(entry.row), entry)
-        row = self.store.key_row(self.partition.id, hash64, bucket, key)
-        return None if row is None else CurrentVersion(decode_key_row(row), None)
+        pending, row = self._newest(hash64, (bucket, key))
+        return None if row is None else CurrentVersion(decode_key_row(row), pending)
+
+    def _newest(self, hash64: int, name: tuple[bytes, bytes]) -> tuple[Entry | None, bytes | None]:
+        """The newest entry of (bucket, key) that is not applied, and the row of its newest version; None without."""
+        entry = self.new_rows.get(name) or self._pending_rows.get(name)
+        if entry is None:
+            return None, self.store.key_row(self.partition.id, hash64, *name)
+        return entry, entry.row if entry.kind != _REAP else None
+
+    def _enter(self, bucket: bytes) -> None:
+        """The next item is of another bucket."""
+        self._bucket, self._bucket_head = bucket, _LENGTH(len(bucket)) + bucket
+        self._bucket_properties = self.properties.of(bucket)
+        self._quiet_bytes = quiet_bytes(self.limits, self._bucket_properties)
 
     def read_object(self, current: CurrentVersion, key: Key) -> Object:
         """The object of a version. Raises Corruption: the writer has sent nothing wrong."""
@@ -249,16 +359,25 @@ class WriteBatch:
 
     def _unapplied(self, name: tuple[bytes, bytes]) -> Entry | None:
         """The newest entry of (bucket, key) that is not applied."""
-        return self.new_rows.get(name) or self.partition.unapplied.pending_rows.get(name)
+        return self.new_rows.get(name) or self._pending_rows.get(name)
 
     # -- writes ---------------------------------------------------------------------------------------
 
     def write(self, request: WriteRequest, hash64: int) -> Decision:
         """Add the entry of a client's write, unless it makes none. Raises BadInput, Corruption."""
         key, content, context, request_id, _, condition = request
-        properties = self.properties.of(key.bucket)
-        check_size(len(content.value), key, self.limits, properties, self.warned)
-        current = self.current(hash64, key.bucket, key.key)
+        if key.bucket != self._bucket:
+            self._enter(key.bucket)
+        if len(content.value) > self._quiet_bytes:
+            check_size(len(content.value), key, self.limits, self._bucket_properties, self.warned)
+        name = (key.bucket, key.key)
+        pending, row = self._newest(hash64, name)
+        if not (request_id or content.tombstone or condition is not None):
+            common = self._write_common(name, hash64, content, context, pending, row)
+            if common is not None:
+                return common
+        properties = self._bucket_properties
+        current = None if row is None else CurrentVersion(decode_key_row(row), pending)
         if request_id:
             if len(request_id) > REQUEST_ID_BYTES_MAX:
                 raise BadInput(f"a request id of {len(request_id)} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed")
@@ -285,7 +404,7 @@ class WriteBatch:
         offset = self.next_offset
         dot = (self.partition.actor, pack_counter(self.epoch, offset))
         if current is None:
-            last = self.reaped_clock((key.bucket, key.key))
+            last = self.reaped_clock(name)
             base = Object(last, ()) if last else None
             obj = written(base, merge_clocks(last, context or ()), content, dot, self.now_ms, properties)
         else:
@@ -304,6 +423,43 @@ class WriteBatch:
         self.add_object(key, hash64, current, encoded, summary, self.cluster_uuid, request_id)
         return WriteResult(encoded, summary.clock, summary.sibling_count), offset + 1
 
+    def _write_common(
+        self,
+        name: tuple[bytes, bytes],
+        hash64: int,
+        content: Content,
+        context: Clock | None,
+        pending: Entry | None,
+        row: bytes | None,
+    ) -> Decision | None:
+        """`write` of a value, without request id and condition, that replaces all that the key holds; None for any
+        other. Raises TooLarge, CodecError."""
+        actor, now_ms = self._actor, self.now_ms
+        counter = self.epoch << OFFSET_BITS | self.next_offset
+        if row is None:
+            if context or pending is not None or name in self._reaped:
+                return None
+            clock = encode_clock(((actor, counter, now_ms // 1000),))
+            change, previous = 0, NO_OFFSET
+        elif context:
+            old_clock, old_hash, _, _, _, old_tombstone, previous = decode_key_row(row)
+            if encode_clock(context) != old_clock or len(context) >= CLOCK_ENTRIES_MAX:
+                return None
+            clock = encode_clock(increment(context, actor, counter, now_ms // 1000))
+            change = leaf(*name, old_clock, old_hash, tombstone=old_tombstone)
+        else:
+            return None
+        payload: bytes = _pack((OBJECT_VERSION, clock, ((actor, counter, now_ms, False, *content[:6]),)))
+        object_hash = xxh64_intdigest(payload)
+        key = name[1]
+        change ^= xxh64_intdigest(self._bucket_head + _LENGTH(len(key)) + key + clock + _HASH(object_hash))
+        row = _pack((KEY_ROW_VERSION, clock, object_hash, now_ms, len(payload), 1, False, self.next_offset))
+        self.put_count += 1
+        end = self._add_entry(
+            _DATA, name, hash64, change, previous, row, payload, self.cluster_uuid, b"", self._made_bytes
+        )
+        return _new(WriteResult, (payload, clock, 1, True, False, "")), end
+
     # -- pushes ---------------------------------------------------------------------------------------
 
     def push(self, item: PushItem, hash64: int) -> Decision:
@@ -314,17 +470,26 @@ class WriteBatch:
             raise self.too_long(payload)
         if len(origin) != 16:
             raise CodecError("a push whose origin is not a cluster uuid of 16 bytes")
+        if key.bucket != self._bucket:
+            self._enter(key.bucket)
+        seen = None if leaving else peek_summary(payload)
+        name = (key.bucket, key.key)
+        pending, row = self._newest(hash64, name)
+        if seen is not None and self.partition.actor_prefix not in seen[0]:
+            common = self._push_common(name, hash64, origin, payload, seen, pending, row)
+            if common is not None:
+                return common
         summary = summarize_encoded(payload)
-        if self.partition.actor in summary.clock:
+        if self._actor in summary.clock:
             self._check_pushed_clock(decode_clock(summary.clock))
-        current = self.current(hash64, key.bucket, key.key)
-        leaving = leaving and summary.tombstone and self.properties.of(key.bucket).repl_reap
+        current = None if row is None else CurrentVersion(decode_key_row(row), pending)
+        leaving = leaving and summary.tombstone and self._bucket_properties.repl_reap
         if current is None:
             answer, end = self._push_of_reaped(item, summary, hash64, leaving=leaving)
             if answer is not None:
                 return answer, end
         outcome, kind, met = PushOutcome.APPLIED, EntryKind.DATA, None
-        last = self.reaped_clock((key.bucket, key.key)) if current is None else ()
+        last = self.reaped_clock(name) if current is None else ()
         if last and not descends(decode_clock(summary.clock), last):
             merged = self._merge_over_reaped(last, decode_object(payload))
             if not merged.siblings and summary.tombstone:
@@ -352,8 +517,8 @@ class WriteBatch:
             if descends(mine, theirs):
                 return PushResult(PushOutcome.SUPERSEDED), end
             if not descends(theirs, mine):
-                properties = self.properties.of(key.bucket)
-                dot = (self.partition.actor, pack_counter(self.epoch, self.next_offset))
+                properties = self._bucket_properties
+                dot = (self._actor, pack_counter(self.epoch, self.next_offset))
                 merged = pushed(self.read_object(current, key), decode_object(payload), dot, self.now_ms, properties)
                 note_siblings(len(merged.siblings), key, self.limits, properties, self.warned)
                 payload, summary = encode_with_summary(merged)
@@ -366,6 +531,39 @@ class WriteBatch:
         offset, made = self.next_offset, outcome is not PushOutcome.APPLIED
         self.add_object(key, hash64, current, payload, summary, origin, b"", kind, made=made)
         return PushResult(outcome, None, met), offset + 1
+
+    def _push_common(
+        self,
+        name: tuple[bytes, bytes],
+        hash64: int,
+        origin: bytes,
+        payload: bytes,
+        seen: tuple[bytes, Clock, int, int, bool],
+        pending: Entry | None,
+        row: bytes | None,
+    ) -> Decision | None:
+        """`push` of an object of one sibling, as `peek_summary` has `seen` it, that names no write of this partition
+        and replaces all that the key holds, which has none either; None for any other. Raises TooLarge, CodecError."""
+        clock, their_clock, object_hash, modified_ms, tombstone = seen
+        change, previous = 0, NO_OFFSET
+        if row is None:
+            if pending is not None or name in self._reaped:
+                return None
+        else:
+            old_clock, old_hash, _, _, _, old_tombstone, previous = decode_key_row(row)
+            if not of_one_writer(old_clock, clock):
+                if old_clock == clock or self.partition.actor_prefix in old_clock:
+                    return None
+                old = decode_clock(old_clock)
+                if not descends(their_clock, old) or descends(old, their_clock):
+                    return None
+            change = leaf(*name, old_clock, old_hash, tombstone=old_tombstone)
+        if not tombstone:
+            key = name[1]
+            change ^= xxh64_intdigest(self._bucket_head + _LENGTH(len(key)) + key + clock + _HASH(object_hash))
+        row = _pack((KEY_ROW_VERSION, clock, object_hash, modified_ms, len(payload), 1, tombstone, self.next_offset))
+        limit = self.limits.entry_bytes
+        return APPLIED, self._add_entry(_DATA, name, hash64, change, previous, row, payload, origin, b"", limit)
 
     def _push_leaving(
         self, key: Key, hash64: int, current: CurrentVersion, item: PushItem, summary: Summary
@@ -412,7 +610,7 @@ class WriteBatch:
         pending = self._unapplied(name)
         if pending is not None:
             return decode_clock(decode_key_row(pending.row).clock)
-        last = self.store.reaped_clocks(self.partition.id).get(name)
+        last = self._reaped.get(name)
         return () if last is None else decode_clock(last)
 
     def _merge_over_reaped(self, last: Clock, theirs: Object) -> Object:
@@ -535,15 +733,32 @@ class WriteBatch:
         self.entries.append(entry)
         self.new_rows[entry.bucket, entry.key] = entry
 
-    def take_back(self, first: int) -> None:
-        """Remove the entries at `first` and above: the work on their item failed."""
-        if self.next_offset == first:
-            return
-        self.next_offset = first
-        self.entries[:] = [entry for entry in self.entries if entry.offset < first]
-        self.new_rows.clear()  # in place, as `entries`: the fast path has them in hand
-        self.new_rows.update({(entry.bucket, entry.key): entry for entry in self.entries})
-        self.new_requests = {name: at for name, at in self.new_requests.items() if at < first}
+    def _add_entry(
+        self,
+        kind: int,
+        name: tuple[bytes, bytes],
+        hash64: int,
+        change: int,
+        previous: int,
+        row: bytes,
+        payload: bytes,
+        origin: bytes,
+        request_id: bytes,
+        limit_bytes: int,
+    ) -> int:
+        """Add the next entry of (bucket, key), encoded once; returns the offset after it. Raises TooLarge."""
+        offset = self.next_offset
+        fields = (
+            kind, self.epoch, offset, 0, request_id, origin, self.now_ms, hash64, change, previous, *name, row, payload,
+        )  # fmt: skip
+        wire: bytes = _pack((ENTRY_VERSION, *fields))
+        if len(wire) > limit_bytes:
+            raise self.too_long(wire)
+        entry: Entry = _new(Entry, (*fields, wire))
+        self.entries.append(entry)
+        self.new_rows[name] = entry
+        self.next_offset = offset + 1
+        return offset + 1
 
     def too_long(self, wire: bytes) -> TooLarge:
         """The refusal of an entry that other nodes or clusters would not take."""
@@ -576,24 +791,18 @@ class WriteBatch:
             change ^= leaf(bucket, name, row.clock, row.hash64, tombstone=row.tombstone)
             previous = current.row.offset
         offset = self.next_offset
-        entry = make_entry(
-            kind,
-            self.epoch,
-            offset,
-            request_id=request_id,
-            origin=origin,
-            time_ms=self.now_ms,
-            key_hash=hash64,
-            leaf_change=change,
-            previous_offset=previous,
-            bucket=bucket,
-            key=name,
-            row=encode_key_row(summary, offset),
-            payload=encoded,
+        self._add_entry(
+            int(kind),
+            (bucket, name),
+            hash64,
+            change,
+            previous,
+            encode_key_row(summary, offset),
+            encoded,
+            origin,
+            request_id,
+            self._made_bytes if made else self.limits.entry_bytes,
         )
-        if len(entry.wire) > (self.limits.made_bytes if made else self.limits.entry_bytes):
-            raise self.too_long(entry.wire)
-        self.add(entry)
         if request_id:
             self.new_requests[request_name(hash64, request_id)] = offset
 

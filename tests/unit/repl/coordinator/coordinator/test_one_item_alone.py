@@ -24,18 +24,21 @@ pytestmark = pytest.mark.virtual_time
 VICTIM = b"the-item-that-fails"
 
 OF_WRITES = [
-    "write_batch:check_size",
     "write_batch:written",
     "write_batch:encode_with_summary",
-    "write_batch:make_entry",
     "write_batch:leaf",
     "write_batch:WriteBatch.write",
     "write_batch:WriteBatch.add_object",
     "write_batch:WriteBatch.add_object after",
-    "write_batch:WriteBatch.add after",
-    "write_batch_fast_path:_pack",
-    "write_batch_fast_path:xxh64_intdigest",
+    "write_batch:WriteBatch._add_entry",
+    "write_batch:WriteBatch._add_entry after",
     "coordinator:key_hash",
+]
+OF_COMMON_WRITES = [
+    "write_batch:WriteBatch._write_common",
+    "write_batch:WriteBatch._write_common after",
+    "write_batch:_pack",
+    "write_batch:xxh64_intdigest",
 ]
 OF_PUSHES = [
     "write_batch:summarize_encoded",
@@ -43,9 +46,11 @@ OF_PUSHES = [
     "write_batch:pushed",
     "write_batch:encode_with_summary",
     "write_batch:WriteBatch.push",
+    "write_batch:WriteBatch._push_common",
     "write_batch:WriteBatch.add_object",
     "write_batch:WriteBatch.add_object after",
-    "write_batch_fast_path:peek_summary",
+    "write_batch:WriteBatch._add_entry after",
+    "write_batch:peek_summary",
     "coordinator:key_hash",
 ]
 OF_READS = ["reads:Reads._read", "reads:key_hash"]
@@ -110,7 +115,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
-@pytest.mark.parametrize("point", OF_WRITES)
+@pytest.mark.parametrize("point", [*OF_WRITES, *OF_COMMON_WRITES])
 async def test_a_write_that_fails_anywhere_fails_alone(monkeypatch: pytest.MonkeyPatch, point: str, node: str) -> None:
     """In a batch of writes of one partition, at the leader and through another node: the others are applied, the victim
     is answered as `internal` and has left nothing, a later write of its key finds what was there."""
@@ -122,7 +127,7 @@ async def test_a_write_that_fails_anywhere_fails_alone(monkeypatch: pytest.Monke
             before = count("write.bug") + count("request.bug")
             inject(patch, point)
             for number in (b"1", b"2"):
-                request_id = b"" if "fast_path" in point else number  # a request with an id takes the general path
+                request_id = b"" if point in OF_COMMON_WRITES else number  # with an id a write is not a common one
                 requests = [WriteRequest(key, Content(number + key.key), request_id=request_id) for key in keys]
                 results = await made.coordinators[node].write_batch(requests)
                 failed = results.pop(3)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from isthmus.repl.coordinator.write_batch import WriteBatch, WriteLimits
-from isthmus.repl.coordinator.write_batch_fast_path import add_items
 from isthmus.repl.model.errors import IsthmusError, TooLarge
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Content
@@ -43,7 +42,7 @@ def test_an_object_accepted_by_one_cluster_is_accepted_by_its_equal(fast_write: 
                 results: list[object] = [None]
                 try:
                     if fast_write:
-                        add_items(source, [request], [0], [hash64], results)
+                        source.add_items([request], [0], [hash64], results)
                     else:
                         source.write(request, hash64)
                     error = results[0]
@@ -60,7 +59,7 @@ def test_an_object_accepted_by_one_cluster_is_accepted_by_its_equal(fast_write: 
             item = PushItem(KEY, OTHER, made.payload)
             answers: list[object] = [None]
             if fast_push:
-                add_items(sink, [item], [0], [hash64], answers)
+                sink.add_items([item], [0], [hash64], answers)
             else:
                 sink.push(item, hash64)
             assert not isinstance(answers[0], IsthmusError), answers
