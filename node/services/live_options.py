@@ -134,12 +134,11 @@ class EffectiveOptions:
         runtime, coordinator, links = self._components
         self._chosen = options
         numbers: dict[bytes, ReplicaOptions] = {}
-        now_ms = runtime.time.now_ms()
         for partition in runtime.partitions.values():
             kind = partition.bucket_type
             wanted = numbers.get(kind) or numbers.setdefault(kind, self.core(kind.decode()))
             if partition.replica.options != wanted:
-                partition.replica.reconfigure(wanted, now_ms)
+                runtime.feed(partition, ev.OptionsChanged(wanted))
         runtime.dispatch_all(ev.Tick())
         coordinator.set_read_isolation(
             Isolation(str(self.effective(READ_ISOLATION).value)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final
 
 from isthmus.repl.isr.epochs import EpochTable
 from isthmus.repl.isr.messages import AppendEntries, Message, TransferRequest
@@ -46,13 +46,15 @@ class AppendBarrier:
     offset: int
 
 
-class Persist(NamedTuple):
+@dataclass(slots=True)
+class Persist:
     """Append these entries to the log; answered by Persisted once they are durable."""
 
     entries: tuple[Entry, ...]
 
 
-class Apply(NamedTuple):
+@dataclass(slots=True)
+class Apply:
     """Apply all entries below `end`, which are committed, in order; answered by AppliedTo."""
 
     end: int
@@ -102,7 +104,8 @@ class Replicate:
     live: bool
 
 
-class StreamEntries(NamedTuple):
+@dataclass(slots=True)
+class StreamEntries:
     """Put the log entries [start, end), just appended, into the open groups of the streams to these followers.
 
     `to`: (node, join) of each. All entries are of `epoch`, as is the entry below `start` (docs/protocol.md R-STREAM).
@@ -112,6 +115,13 @@ class StreamEntries(NamedTuple):
     epoch: int
     start: int
     end: int
+
+
+@dataclass(slots=True)
+class RunAccepted:
+    """Append the run that was just received to the log; it counts under `nonce`. Answered by Persisted."""
+
+    nonce: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +279,7 @@ Effect = (
     | Send
     | Replicate
     | StreamEntries
+    | RunAccepted
     | Truncate
     | ReadReady
     | ReadRefused
@@ -291,7 +302,8 @@ Effect = (
 class Effects(list[Effect]):
     """The effects of one step, in the order in which the runtime carries them out.
 
-    Rules only append. A list, since the runtime walks one for each event of each write.
+    Rules only append; nobody changes what a step has returned. A list, since the runtime walks one for each event of
+    each write.
     """
 
     __slots__ = ()
@@ -304,3 +316,16 @@ class Effects(list[Effect]):
         """Append an Apply, unless `end` is 0: nothing was committed."""
         if end:
             self.append(Apply(end))
+
+
+NOTHING: Final = Effects()
+"""What a step without effects may return."""
+
+
+def at_most_apply(end: int) -> Effects:
+    """The effects of a step that can only commit; `end` is 0 when it did not."""
+    if not end:
+        return NOTHING
+    effects = Effects()
+    effects.append(Apply(end))
+    return effects

@@ -2,18 +2,18 @@
 
 Each is a fact from the metastore's session, a record, the disk, the store, another replica or a client. Facts may
 arrive late, twice or out of order; the core sorts this out by versions, epochs and offsets. Entries come in batches.
-The answers are in `effects.py`. The events of a write are plain tuples, since creating a frozen object costs as much as
-handling it.
+The answers are in `effects.py`. The events of a write are not frozen, though nobody changes them: creating a frozen
+object, or a named tuple, costs more than handling it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from isthmus.repl.isr.epochs import EpochTable
 from isthmus.repl.isr.messages import Message
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.record import PartitionRecord
 
@@ -66,14 +66,16 @@ class EpochPersisted:
     epoch: int
 
 
-class Append(NamedTuple):
+@dataclass(slots=True)
+class Append:
     """A batch of a client or a sink, made for this epoch at the log's end; not empty."""
 
     epoch: int
     entries: tuple[Entry, ...]
 
 
-class Persisted(NamedTuple):
+@dataclass(slots=True)
+class Persisted:
     """All entries below `end` are durable in the log."""
 
     end: int
@@ -86,7 +88,8 @@ class PersistFailed:
     reason: str
 
 
-class AppliedTo(NamedTuple):
+@dataclass(slots=True)
+class AppliedTo:
     """All entries below `end` are in the store and visible."""
 
     end: int
@@ -150,6 +153,101 @@ class StreamClosed:
     """The stream to `node` is over: what it carried may be lost."""
 
     node: str
+
+
+@dataclass(slots=True)
+class RunReceived:
+    """The stream from `node` brings `count` entries from `start` on, all of `epoch`, as is the entry below them.
+
+    RunAccepted answers, if they continue the log; without it they are refused."""
+
+    node: str
+    epoch: int
+    start: int
+    count: int
+
+
+@dataclass(slots=True)
+class RunCommitted:
+    """All below `end` of this partition, which was accepted under `nonce`, is committed, as the stream announced."""
+
+    partition: int
+    nonce: int
+    end: int
+
+
+@dataclass(slots=True)
+class RunAcknowledged:
+    """All below `end`, which was sent to `node` under `join`, is durable there."""
+
+    node: str
+    join: int
+    end: int
+
+
+@dataclass(slots=True)
+class RunAnnounced:
+    """The follower on `node` knows that all below `end`, which was sent under `join`, is committed."""
+
+    node: str
+    join: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunHeld:
+    """The stream to `node` does not announce the commit of what was sent under `join`."""
+
+    node: str
+    join: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunLeft:
+    """The follower on `node` refused what was sent under `join`, or gave up what it had accepted."""
+
+    node: str
+    join: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWanted:
+    """An AppendEntries without entries is to go to `node`, as carrier of soft cursors.
+
+    Send answers, where the follower there takes the stream or nothing is under way to it."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class OptionsChanged:
+    """`options` are in force from now on, also for checks that are already scheduled."""
+
+    options: ReplicaOptions
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFull:
+    """The log's disk takes no barrier (`full`), or takes one again; a nomination is not accepted without (H38)."""
+
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodesReached:
+    """These nodes are reached by a connection that this node dialled (R-REACHED)."""
+
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsMissing:
+    """The store had applied all below `end`, the last entry in `epoch`, and may lack rows of it (H36).
+
+    Comes first, right after recovery."""
+
+    epoch: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +335,17 @@ Event = (
     | LinkDown
     | StreamOpened
     | StreamClosed
+    | RunReceived
+    | RunCommitted
+    | RunAcknowledged
+    | RunAnnounced
+    | RunHeld
+    | RunLeft
+    | HeadWanted
+    | OptionsChanged
+    | DiskFull
+    | NodesReached
+    | RowsMissing
     | Truncated
     | Trimmed
     | ReadRequested

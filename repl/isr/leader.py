@@ -19,7 +19,7 @@ from typing import ClassVar
 from isthmus.repl.isr import state_transfer
 from isthmus.repl.isr.effects import Effects, ReplicaRole, StreamEntries, WriteRecord
 from isthmus.repl.isr.epochs import common_prefix
-from isthmus.repl.isr.events import Append
+from isthmus.repl.isr.events import Append, RunAcknowledged
 from isthmus.repl.isr.follower_tracker import RESEND_MS, FollowerProgress
 from isthmus.repl.isr.give_way import GiveWay, IsolationCheck
 from isthmus.repl.isr.lag_detector import CHECKS, AckLagTracker, RejoinBackoff
@@ -41,7 +41,6 @@ from isthmus.repl.isr.messages import (
     FollowRequest,
     TransferRequest,
 )
-from isthmus.repl.isr.pair_stream import SentRun
 from isthmus.repl.isr.read_index import ReadIndex
 from isthmus.repl.isr.reassignment import LeaderHandOver, Reassignment, ReassignmentFinished
 from isthmus.repl.isr.replica_state import ReplicaState
@@ -254,14 +253,13 @@ class Leader:
         follower = self.followers.get(node)
         return follower if follower is not None and follower.join == join else None
 
-    def on_stream_ack(self, node: str, run: SentRun) -> bool:
-        """Record that a run is durable at `node`; False when its join is over."""
-        follower = self.followers.get(node)
-        if follower is None or follower.join != run.join:
+    def on_stream_ack(self, event: RunAcknowledged) -> bool:
+        """Record that a run is durable at its node; False when its join is over."""
+        follower, end = self.followers.get(event.node), event.end
+        if follower is None or follower.join != event.join:
             return False
         self.isolation.contacted()
         self.unlinked = False
-        end = run.end
         follower.stream_durable(end)
         if end > self.acked.get(follower.member, 0):
             self.acked[follower.member] = end
@@ -271,8 +269,22 @@ class Leader:
         """The stream to `node` is over: send what it has not acknowledged by AppendEntries."""
         follower = self.followers.get(node)
         if follower is not None and follower.join:
+            self.stream_left(node, follower.join, state, effects, now_ms)
+
+    def stream_left(self, node: str, join: int, state: ReplicaState, effects: Effects, now_ms: int) -> None:
+        """The follower on `node` takes nothing more under `join`: send it by AppendEntries."""
+        follower = self.joined(node, join)
+        if follower is not None:
             follower.leave(state.progress.leo, now_ms)
             follower.send_entries(state, effects, self.epoch, follower.member in state.known_record.isr, now_ms)
+
+    def send_head(self, node: str, state: ReplicaState, effects: Effects) -> None:
+        """Send an AppendEntries without entries to a follower that takes the stream, or to which nothing is under way.
+
+        Entries of the stream may be on their way to it: the message is about those that it acknowledged."""
+        follower = self.followers.get(node)
+        if follower is not None and (follower.join or follower.next <= follower.leo):
+            effects.send(node, follower.head(state, self.epoch, follower.leo, follower.leo))
 
     def link_down(self, node: str, state: ReplicaState, now_ms: int) -> None:
         """Stop sending to `node` until its next FollowRequest: messages in flight may be lost."""

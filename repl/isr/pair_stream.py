@@ -27,6 +27,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
+from isthmus.repl.isr.effects import Effects, RunAccepted
+from isthmus.repl.isr.events import RunAnnounced, RunCommitted, RunHeld, RunReceived
+
 HOLD_MS: Final = 100
 """How long an acknowledged group waits for its commit before the partitions that are not committed are named as held:
 many round trips of a healthy cluster."""
@@ -88,7 +91,8 @@ class Commit(IntEnum):
     """Its partition left the stream; the run is no business of this stream any more."""
 
 
-class SentRun(NamedTuple):
+@dataclass(slots=True)
+class SentRun:
     """A run under way: the entries below `end` of a partition that joined under `join`."""
 
     partition: int
@@ -99,38 +103,51 @@ class SentRun(NamedTuple):
 class StreamLeader(Protocol):
     """A replica at the sending end (`repl.isr.replica.Replica`)."""
 
+    def step(self, event: RunAnnounced | RunHeld, now_ms: int, /) -> object:
+        """Take an event, which has no effects."""
+
     def stream_commit(self, node: str, run: SentRun) -> Commit:
         """Whether the run is committed, and its join stands."""
-
-    def stream_held(self, node: str, run: SentRun, now_ms: int) -> None:
-        """The stream does not announce this run's commit."""
-
-    def stream_announced(self, node: str, run: SentRun) -> None:
-        """The follower knows that the run is committed."""
 
 
 class StreamFollower(Protocol):
     """A replica at the receiving end (`repl.isr.replica.Replica`)."""
 
-    def stream_accept(self, node: str, epoch: int, start: int, count: int, now_ms: int) -> int:
-        """Take a run at the log's end; returns the nonce under which it counts, 0 when it is refused."""
+    def step(self, event: RunReceived, now_ms: int, /) -> Effects:
+        """Take an event; RunAccepted may be its effect, and no other."""
 
     def stream_durable(self, nonce: int) -> int:
         """The durable end of the log; -1 when the replica does not follow under `nonce` any more."""
 
 
-class StreamLeaders(Protocol):
-    """Replicas at the sending end, by partition."""
+class LeaderPlace(Protocol):
+    """A partition at the sending end (`repl.runtime.partition.Partition`)."""
 
-    def get(self, partition: int, /) -> StreamLeader | None:
-        """The replica; None when it is not here."""
+    @property
+    def replica(self) -> StreamLeader:
+        """Its replica."""
+
+
+class FollowerPlace(Protocol):
+    """A partition at the receiving end (`repl.runtime.partition.Partition`)."""
+
+    @property
+    def replica(self) -> StreamFollower:
+        """Its replica."""
+
+
+class StreamLeaders(Protocol):
+    """The partitions at the sending end."""
+
+    def get(self, partition: int, /) -> LeaderPlace | None:
+        """The partition; None when it is not here."""
 
 
 class StreamFollowers(Protocol):
-    """Replicas at the receiving end, by partition."""
+    """The partitions at the receiving end."""
 
-    def get(self, partition: int, /) -> StreamFollower | None:
-        """The replica; None when it is not here, or takes nothing now."""
+    def get(self, partition: int, /) -> FollowerPlace | None:
+        """The partition; None when it is not here, or takes nothing now."""
 
 
 @dataclass(slots=True)
@@ -187,9 +204,9 @@ class StreamSender:
         """Add a run to the open group."""
         self._open.append(run)
 
-    def seal(self, runs: tuple[StreamRun, ...], replicas: StreamLeaders, now_ms: int) -> StreamGroup:
+    def seal(self, runs: tuple[StreamRun, ...], places: StreamLeaders, now_ms: int) -> StreamGroup:
         """Number the open group; `runs` are the contents of the runs that were added to it, in order."""
-        held = self._advance(replicas, now_ms)
+        held = self._advance(places, now_ms)
         sent, self._open = self._open, []
         assert len(sent) == len(runs)
         return self._group(sent, runs, held, now_ms)
@@ -205,7 +222,7 @@ class StreamSender:
         self._announce_at_ms = now_ms + ANNOUNCE_MS if self._acknowledged else None
         return StreamGroup(self.stream, self._number, self._committed, held, runs)
 
-    def acknowledge(self, ack: StreamAck, replicas: StreamLeaders, now_ms: int) -> Acknowledged | None:
+    def acknowledge(self, ack: StreamAck, places: StreamLeaders, now_ms: int) -> Acknowledged | None:
         """Take an acknowledgement; None when the stream is over. One of another stream has no effect."""
         if ack.stream != self.stream:
             return Acknowledged([], [])
@@ -230,14 +247,14 @@ class StreamSender:
         announced = self._announced
         while announced and announced[0].number <= known:
             for run in announced.popleft().runs:
-                replica = replicas.get(run.partition)
-                if replica is not None:
-                    replica.stream_announced(self.node, run)
+                place = places.get(run.partition)
+                if place is not None:
+                    place.replica.step(RunAnnounced(self.node, run.join, run.end), now_ms)
         if self._announce_at_ms is None and self._acknowledged:
             self._announce_at_ms = now_ms + ANNOUNCE_MS
         return Acknowledged(durable, left)
 
-    def _advance(self, replicas: StreamLeaders, now_ms: int) -> tuple[int, ...]:
+    def _advance(self, places: StreamLeaders, now_ms: int) -> tuple[int, ...]:
         """Move the number up to which all is committed; returns the partitions that are held back.
 
         The follower learns no commit of a partition that is held, so none of its runs counts as announced, though a
@@ -250,8 +267,8 @@ class StreamSender:
             behind: list[int] = []
             in_time = True
             for run in group.runs:
-                replica = replicas.get(run.partition)
-                commit = Commit.LEFT if replica is None else replica.stream_commit(self.node, run)
+                place = places.get(run.partition)
+                commit = Commit.LEFT if place is None else place.replica.stream_commit(self.node, run)
                 if commit is not Commit.YES:
                     behind.append(run.partition)
                     in_time = in_time and commit is Commit.LEFT
@@ -263,8 +280,8 @@ class StreamSender:
         for group in moved:
             if held:
                 for run in group.runs:
-                    if run.partition in held and (replica := replicas.get(run.partition)) is not None:
-                        replica.stream_held(self.node, run, now_ms)
+                    if run.partition in held and (place := places.get(run.partition)) is not None:
+                        place.replica.step(RunHeld(self.node, run.join), now_ms)
                 group.runs = [run for run in group.runs if run.partition not in held]
             self._announced.append(group)
         return tuple(sorted(held))
@@ -278,12 +295,12 @@ class StreamSender:
                 due_ms = late_ms
         return due_ms
 
-    def tick(self, replicas: StreamLeaders, now_ms: int) -> StreamGroup | None:
+    def tick(self, places: StreamLeaders, now_ms: int) -> StreamGroup | None:
         """A group without runs that announces commits, when one is due."""
         due_ms = self._announce_at_ms
         if due_ms is None or due_ms > now_ms:
             return None
-        held = self._advance(replicas, now_ms)
+        held = self._advance(places, now_ms)
         if self._committed == self._sent_committed:
             self._announce_at_ms = now_ms + ANNOUNCE_MS if self._acknowledged else None
             return None
@@ -296,19 +313,11 @@ class StreamSender:
         return bool(self._sent) and now_ms - self._sent[0].since_ms >= UNACKNOWLEDGED_MS
 
 
-class ReceivedRun(NamedTuple):
-    """A run that was received: accepted under `nonce` (0: refused), its entries end at `end`."""
-
-    partition: int
-    nonce: int
-    end: int
-
-
 class ReceivedGroup(NamedTuple):
     """Result of a group: the runs to append, and the runs that are known to be committed now."""
 
     accepted: list[StreamRun]
-    committed: list[ReceivedRun]
+    committed: list[RunCommitted]
 
 
 class StreamReceiver:
@@ -325,8 +334,10 @@ class StreamReceiver:
         self._stream = stream
         self._number = 0
         self._acks = 0
-        self._unacknowledged: deque[tuple[int, list[ReceivedRun]]] = deque()
-        self._uncommitted: deque[tuple[int, list[ReceivedRun]]] = deque()
+        self._unacknowledged: deque[tuple[int, list[RunCommitted]]] = deque()
+        """Groups by number, each run as it will be said to be committed; nonce 0: it was refused."""
+        self._uncommitted: deque[tuple[int, list[RunCommitted]]] = deque()
+        """The same groups, longer."""
 
     @property
     def waiting(self) -> bool:
@@ -337,7 +348,7 @@ class StreamReceiver:
         """The connection broke: nothing of the stream is acknowledged any more."""
         self._begin(0)
 
-    def receive(self, group: StreamGroup, replicas: StreamFollowers, now_ms: int) -> ReceivedGroup | None:
+    def receive(self, group: StreamGroup, places: StreamFollowers, now_ms: int) -> ReceivedGroup | None:
         """Take a group; None when the stream is over, which `over` tells its sender."""
         if group.stream != self._stream and group.number == 1:
             self._begin(group.stream)
@@ -350,46 +361,52 @@ class StreamReceiver:
             return ReceivedGroup([], [])
         self._number = group.number
         accepted: list[StreamRun] = []
-        runs: list[ReceivedRun] = []
+        runs: list[RunCommitted] = []
+        node = self.node
         for run in group.runs:
             partition, epoch, start, count, _, _ = run
-            replica = replicas.get(partition)
+            place = places.get(partition)
+            nonce = 0
             try:
-                nonce = 0 if replica is None else replica.stream_accept(self.node, epoch, start, count, now_ms)
+                if place is not None and (
+                    effects := place.replica.step(RunReceived(node, epoch, start, count), now_ms)
+                ):
+                    answer = effects[0]
+                    assert isinstance(answer, RunAccepted)
+                    nonce = answer.nonce
+                    accepted.append(run)
             except Exception as bug:  # noqa: BLE001 - see `failed`; its run counts as refused
                 self.failed.append((partition, bug))
-                nonce = 0
-            if nonce:
-                accepted.append(run)
-            runs.append(ReceivedRun(partition, nonce, start + count))
+            runs.append(RunCommitted(partition, nonce, start + count))
         received = (group.number, runs)
         self._unacknowledged.append(received)
         if runs:
             self._uncommitted.append(received)
-        committed: list[ReceivedRun] = []
+        committed: list[RunCommitted] = []
         waiting = self._uncommitted
         while waiting and waiting[0][0] <= group.committed:
             announced = waiting.popleft()[1]
             committed += [each for each in announced if each.nonce and each.partition not in group.held]
         return ReceivedGroup(accepted, committed)
 
-    def acknowledge(self, replicas: StreamFollowers) -> StreamAck | None:
+    def acknowledge(self, places: StreamFollowers) -> StreamAck | None:
         """The acknowledgement of what has become durable; None without news."""
         number = 0
         left: set[int] = set()
         waiting = self._unacknowledged
         while waiting:
             gone: list[int] = []
-            for partition, nonce, end in waiting[0][1]:
-                replica = replicas.get(partition)
+            for run in waiting[0][1]:
+                partition, nonce = run.partition, run.nonce
+                place = places.get(partition)
                 try:
-                    durable = -1 if replica is None or not nonce else replica.stream_durable(nonce)
+                    durable = -1 if place is None or not nonce else place.replica.stream_durable(nonce)
                 except Exception as bug:  # noqa: BLE001 - see `failed`; its run is named as left
                     self.failed.append((partition, bug))
                     durable = -1
                 if durable < 0:
                     gone.append(partition)
-                elif durable < end:
+                elif durable < run.end:
                     break
             else:
                 number = waiting.popleft()[0]

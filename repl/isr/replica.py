@@ -1,26 +1,8 @@
 """One replica of one partition: the protocol state machine, and the only entry point of this package.
 
-`step(event, now_ms)` takes one event and returns the effects to carry out, in order. `deadline_ms()` is when a Tick is
-due. The same events at the same times give the same effects. The core decides; the runtime acts.
-
-All transitions (the rules within a role are in the role's module):
-
-    Idle      -> Follower    the record names another node's process as leader, in an epoch that is durable here
-    Idle      -> Candidate   the record nominates this process (node, session id) in a durable epoch that is new to this
-                             log and to earlier processes, and names this log (log id): append the epoch's BARRIER
-    Candidate -> Leader      the record is Online with this process in that epoch (a controller received Promoted, which
-                             was sent after the barrier was durable)
-    Follower  -> Idle        the record names another leader, none, or another epoch; the session is over
-    Candidate -> Idle        the nomination was withdrawn or overtaken; the session is over; Resign
-    Leader    -> Resigning   Resign, TransferLeadership, or its own disk is too slow: appends are refused
-    Resigning -> Leader      the hand-over missed its deadline, and the process is not leaving
-    Leader, Resigning -> Idle  the record no longer names this process in this epoch; the session is over: the outcome
-                             of uncommitted entries becomes UNKNOWN
-    Follower  -> Follower    state transfer: rows of the leader's store instead of entries (`state_transfer.py`)
-    Follower  -> Quarantined the leader contradicts committed entries of this copy, which is kept unchanged
-    Quarantined -> Idle      the record no longer names this node: the copy is deleted like any other removed one
-    any       -> Failed      log, store or identity could not be written: step down, then refuse everything until the
-                             process restarts (docs/protocol.md H20, H34)
+`step(event, now_ms)` takes one event and returns the effects to carry out, in order; nothing else changes a replica.
+`deadline_ms()` is when a Tick is due. The same events at the same times give the same effects. The core decides; the
+runtime acts. `states.py` lists the transitions between roles; the rules within a role are in the role's module.
 
 Entries of a recovered log above the applied offset count as uncommitted until a leader reports otherwise, or the
 BARRIER of this replica's own new epoch commits them: leadership is never resumed (H11, R-INC). A record is ignored
@@ -30,15 +12,15 @@ in its epoch (R-FENCE).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple, assert_never
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, assert_never
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
 from isthmus.repl.isr import state_transfer
 from isthmus.repl.isr.candidate import PROMOTED_REPEAT_MS, Candidate, objection
-from isthmus.repl.isr.effects import Effects, ReplicaRole
+from isthmus.repl.isr.effects import NOTHING, Effects, ReplicaRole, at_most_apply
 from isthmus.repl.isr.epochs import EpochTable, last_epoch, with_epoch
 from isthmus.repl.isr.follower import Follower
 from isthmus.repl.isr.follower_tracker import FollowerStatus, follower_statuses
@@ -58,7 +40,7 @@ from isthmus.repl.isr.reasons import (
 )
 from isthmus.repl.isr.reassignment import HAND_OVER_MS
 from isthmus.repl.isr.replica_state import LogProgress, ReplicaOptions, ReplicaState, StateTransfer
-from isthmus.repl.isr.states import Failed, Idle, Quarantined, RoleState
+from isthmus.repl.isr.states import TRANSITIONS, Failed, Idle, Quarantined, RoleState
 from isthmus.repl.model.errors import NotLeader, NotReady, OutOfStorage
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 
@@ -93,7 +75,7 @@ class Replica:
     `log_start` its first entry. `applied` is the store's offset (or its floor while rows are replayed), `committed` the
     end below which this very log is known to be committed, since it was applied before. `epoch_seen`, its leader or
     candidate (`epoch_owner`) and the `log_id` come from the identity in the data directory. `nonce_base`, random
-    and below 2^62, keeps the nonces of this process apart from those of earlier ones. `reconfigure` replaces `options`.
+    and below 2^62, keeps the nonces of this process apart from those of earlier ones.
     """
 
     def __init__(
@@ -289,38 +271,39 @@ class Replica:
             case _:
                 return None
 
-    # -- what the runtime may set ---------------------------------------------------------------
+    def stream_commit(self, node: str, run: SentRun) -> Commit:
+        """See `pair_stream.StreamLeader`."""
+        leader = self._leader
+        if leader is None or leader.joined(node, run.join) is None:
+            return Commit.LEFT
+        return Commit.YES if self._state.progress.hw >= run.end else Commit.NOT_YET
 
-    def must_replay(self, epoch: int, end: int) -> None:
-        """Note that the store had applied all below `end`, the last entry in `epoch`, and may lack rows of it."""
-        self._state.store_end = (epoch, end)
-
-    def reconfigure(self, options: ReplicaOptions, now_ms: int) -> None:
-        """Replace the options, also for checks that are already scheduled."""
-        self._state.options = options
-        if self._leader is not None:
-            self._leader.ack_lag.check_by(now_ms + options.max_time_lag_ms // CHECKS)
-
-    def set_disk_full(self, full: bool) -> None:
-        """The log's disk takes no barrier, or takes one again; a nomination is not accepted without (H38)."""
-        self._state.disk_full = full
-
-    def set_reached(self, nodes: frozenset[str]) -> None:
-        """These nodes are reached by a connection that this node dialled (R-REACHED)."""
-        self._state.reached = nodes
+    def stream_durable(self, nonce: int) -> int:
+        """See `pair_stream.StreamFollower`."""
+        follower = self._role_state
+        if isinstance(follower, Follower) and follower.following and follower.nonce == nonce:
+            return self._state.progress.durable
+        return -1
 
     # -- the input ------------------------------------------------------------------------------
 
     def step(self, event: ev.Event, now_ms: int) -> Effects:
-        """Take one event at `now_ms` (monotonic); returns the effects to carry out, in order."""
+        """Take one event at `now_ms` (monotonic); returns the effects to carry out, in order, which nobody changes."""
+        early = _EARLY.get(type(event))
+        if early is not None:
+            found = early(self, event, now_ms)
+            if found is not None:
+                return found
+        return self._step_usual(event, now_ms)
+
+    def _step_usual(self, event: ev.Event, now_ms: int) -> Effects:
+        """`step`, where there is no early exit."""
         effects = Effects()
         state = self._state
         if isinstance(self._role_state, Failed):
             self._step_failed(event, effects)
             return effects
-        match event:  # the events of a write first
-            case ev.Append():
-                self._append(event, effects, now_ms)
+        match event:
             case ev.Persisted():
                 self._persisted(event.end, effects, now_ms)
             case ev.AppliedTo():
@@ -360,6 +343,17 @@ class Replica:
                 state.stream_nodes.discard(node)
                 if self._leader is not None:
                     self._leader.stream_closed(node, state, effects, now_ms)
+            case ev.RunLeft(node, join):
+                if self._leader is not None:
+                    self._leader.stream_left(node, join, state, effects, now_ms)
+            case ev.RunHeld(node, join):
+                follower = None if self._leader is None else self._leader.joined(node, join)
+                if follower is not None:
+                    follower.held = True
+                    follower.schedule_hw(now_ms)
+            case ev.HeadWanted(node):
+                if self._leader is not None:
+                    self._leader.send_head(node, state, effects)
             case ev.Truncated(to_offset):
                 state.pending_truncations -= 1
                 self._persisted(to_offset, effects, now_ms)
@@ -373,6 +367,16 @@ class Replica:
                 state_transfer.on_stored(state, event)
                 if isinstance(self._role_state, Follower):
                     self._role_state.send_request(state, effects, now_ms)
+            case ev.OptionsChanged(options):
+                state.options = options
+                if self._leader is not None:
+                    self._leader.ack_lag.check_by(now_ms + options.max_time_lag_ms // CHECKS)
+            case ev.DiskFull(full):
+                state.disk_full = full
+            case ev.NodesReached(nodes):
+                state.reached = nodes
+            case ev.RowsMissing(epoch, end):
+                state.store_end = (epoch, end)
             case ev.PersistFailed(reason):
                 self._fail(f"disk-failed: {reason}", effects)
             case ev.Resign(heir, sessions):
@@ -383,6 +387,8 @@ class Replica:
                 self._resign(target, deadline_ms, reason, effects, now_ms, sessions)
             case ev.Tick():
                 self._tick(effects, now_ms)
+            case ev.Append() | ev.RunReceived() | ev.RunCommitted() | ev.RunAcknowledged() | ev.RunAnnounced():
+                raise AssertionError("their rules never leave them to this one")
             case _:
                 assert_never(event)
         return effects
@@ -392,8 +398,6 @@ class Replica:
         match event:
             case ev.AppliedTo(end):
                 self._state.progress.applied_to(end)
-            case ev.Append(entries=entries):
-                effects.append(fx.AppendRefused(OutOfStorage.reason, len(entries)))
             case ev.ReadRequested(token):
                 effects.append(fx.ReadRefused((token,), NotReady.reason))
             case _:
@@ -620,6 +624,8 @@ class Replica:
         self._become(Failed(reason), reason, effects)
 
     def _become(self, role_state: RoleState, reason: str, effects: Effects) -> None:
+        made = type(self._role_state), type(role_state)
+        assert made in TRANSITIONS, f"no transition from {made[0].__name__} to {made[1].__name__}"
         self._role_state = role_state
         match role_state:
             case Leader():
@@ -698,80 +704,13 @@ class Replica:
         elif isinstance(role_state, Follower) and role_state.leader == node:
             role_state.link_down(self._state, now_ms)
 
-    # -- the stream to a follower node (pair_stream.py) -----------------------------------------
+    # -- early exits: what comes with each write, in its usual case -----------------------------------
 
-    def stream_acknowledged(self, node: str, run: SentRun, now_ms: int) -> int:
-        """Count a run that is durable at `node`, and commit; returns the end below which entries are to be applied now,
-        0 for none. No effect when its join is over. Unless `settled`, `request_write` must follow."""
-        leader = self._leader
-        if leader is None or not leader.on_stream_ack(node, run):
-            return 0
-        return leader.advance(self._state, now_ms)
-
-    @property
-    def settled(self) -> bool:
-        """False when this leader may have a reason to write the record."""
-        role_state = self._role_state
-        if isinstance(role_state, Leader):
-            return role_state.settled(self._state.known_record)
-        return not isinstance(role_state, ResigningLeader)
-
-    def request_write(self, now_ms: int) -> Effects:
-        """Let a leader request a write of the record, if there is a reason for one."""
-        effects = Effects()
-        if self._leader is not None:
-            self._request_write(effects, now_ms)
-        return effects
-
-    def stream_left(self, node: str, run: SentRun, now_ms: int) -> Effects:
-        """The follower on `node` refused the run, or gave up what it accepted: send by AppendEntries."""
-        effects = Effects()
-        leader, state = self._leader, self._state
-        follower = None if leader is None else leader.joined(node, run.join)
-        if leader is not None and follower is not None:
-            follower.leave(state.progress.leo, now_ms)
-            in_sync = follower.member in state.known_record.isr
-            follower.send_entries(state, effects, leader.epoch, in_sync, now_ms)
-        return effects
-
-    def stream_commit(self, node: str, run: SentRun) -> Commit:
-        """See `pair_stream.StreamLeader`."""
-        leader = self._leader
-        if leader is None or leader.joined(node, run.join) is None:
-            return Commit.LEFT
-        return Commit.YES if self._state.progress.hw >= run.end else Commit.NOT_YET
-
-    def stream_held(self, node: str, run: SentRun, now_ms: int) -> None:
-        """See `pair_stream.StreamLeader`."""
-        follower = None if self._leader is None else self._leader.joined(node, run.join)
-        if follower is not None:
-            follower.held = True
-            follower.schedule_hw(now_ms)
-
-    def stream_announced(self, node: str, run: SentRun) -> None:
-        """See `pair_stream.StreamLeader`."""
-        follower = None if self._leader is None else self._leader.joined(node, run.join)
-        if follower is not None:
-            follower.hw = max(follower.hw, run.end)
-
-    def empty_head(self, node: str) -> ms.AppendEntries | None:
-        """An AppendEntries without entries for a follower that takes the stream, or to which nothing is under way; None
-        for another.
-
-        Entries of the stream may be on their way to it: the message is about those that it acknowledged."""
-        leader = self._leader
-        follower = None if leader is None else leader.followers.get(node)
-        if leader is None or follower is None or (not follower.join and follower.next > follower.leo):
-            return None
-        return follower.head(self._state, leader.epoch, follower.leo, follower.leo)
-
-    # -- the stream from a leader node ----------------------------------------------------------
-
-    def persisted_quietly(self, end: int, now_ms: int) -> int | None:
-        """Take the event Persisted where its only effect can be Apply: returns the end of that, 0 without it.
+    def _persisted_early(self, event: ev.Persisted, now_ms: int) -> Effects | None:
+        """Persisted, where it can only commit; None, without any change, otherwise.
 
         So it is for a settled leader, and for a follower whose newest entries came by the stream, which acknowledges
-        them. None, without any change, otherwise."""
+        them."""
         role_state, state = self._role_state, self._state
         progress = state.progress
         if state.pending_truncations:
@@ -779,76 +718,88 @@ class Replica:
         if isinstance(role_state, Leader):
             if not role_state.settled(state.known_record):
                 return None
-            progress.persisted(end)
+            progress.persisted(event.end)
             role_state.acked[state.member] = progress.durable
-            return role_state.advance(state, now_ms)
+            return at_most_apply(role_state.advance(state, now_ms))
         if not isinstance(role_state, Follower):
             return None
         if role_state.stream_from is None or progress.durable < role_state.stream_from:
             return None
-        progress.persisted(end)
-        return role_state.advance(state) if role_state.leader_hw > progress.hw else 0
+        progress.persisted(event.end)
+        return at_most_apply(role_state.advance(state)) if role_state.leader_hw > progress.hw else NOTHING
 
-    def applied_quietly(self, end: int) -> bool:
-        """True when all below `end` is applied, and the event AppliedTo would have no effect. False without any change
-        otherwise."""
+    def _applied_early(self, event: ev.AppliedTo, _now_ms: int) -> Effects | None:
+        """AppliedTo, where it has no effect; None, without any change, otherwise."""
         role_state, state = self._role_state, self._state
         if state.store_end is not None:
-            return False
+            return None
         if isinstance(role_state, Leader):
             if not role_state.ready or role_state.reads.confirmed:
-                return False
+                return None
         elif not isinstance(role_state, Follower):
-            return False
-        state.progress.applied_to(end)
-        return True
+            return None
+        state.progress.applied_to(event.end)
+        return NOTHING
 
-    def stream_accept(self, node: str, epoch: int, start: int, count: int, now_ms: int) -> int:
-        """See `pair_stream.StreamFollower`."""
-        follower, state = self._role_state, self._state
+    def _run_received(self, event: ev.RunReceived, now_ms: int) -> Effects:
+        follower, state, epoch = self._role_state, self._state, event.epoch
         if (
             not isinstance(follower, Follower)
-            or follower.leader != node
+            or follower.leader != event.node
             or epoch != state.highest_epoch
-            or not follower.on_stream_run(epoch, start, count, state, now_ms)
+            or not follower.on_stream_run(epoch, event.start, event.count, state, now_ms)
         ):
-            return 0
-        return follower.nonce
+            return NOTHING
+        effects = Effects()
+        effects.append(fx.RunAccepted(follower.nonce))
+        return effects
 
-    def stream_durable(self, nonce: int) -> int:
-        """See `pair_stream.StreamFollower`."""
+    def _run_committed(self, event: ev.RunCommitted, _now_ms: int) -> Effects:
         follower = self._role_state
-        if isinstance(follower, Follower) and follower.following and follower.nonce == nonce:
-            return self._state.progress.durable
-        return -1
+        if isinstance(follower, Follower) and follower.following and follower.nonce == event.nonce:
+            return at_most_apply(follower.learn_commit(event.end, self._state))
+        return NOTHING
 
-    def stream_committed(self, nonce: int, end: int) -> int:
-        """All below `end`, accepted under `nonce`, is committed; returns the end below which entries are to be applied
-        now, 0 for none: only what is durable is."""
-        follower = self._role_state
-        if isinstance(follower, Follower) and follower.following and follower.nonce == nonce:
-            return follower.learn_commit(end, self._state)
-        return 0
+    def _run_acknowledged(self, event: ev.RunAcknowledged, now_ms: int) -> Effects:
+        leader, state = self._leader, self._state
+        if leader is None or not leader.on_stream_ack(event):
+            return NOTHING
+        end = leader.advance(state, now_ms)
+        if leader is self._role_state and leader.settled(state.known_record):
+            return at_most_apply(end)
+        effects = Effects()
+        effects.apply(end)
+        self._request_write(effects, now_ms)
+        return effects
+
+    def _run_announced(self, event: ev.RunAnnounced, _now_ms: int) -> Effects:
+        follower = None if self._leader is None else self._leader.joined(event.node, event.join)
+        if follower is not None and event.end > follower.hw:
+            follower.hw = event.end
+        return NOTHING
 
     # -- the log --------------------------------------------------------------------------------
 
-    def _append(self, event: ev.Append, effects: Effects, now_ms: int) -> None:
+    def _append(self, event: ev.Append, now_ms: int) -> Effects:
         """Append a batch, or refuse all of it without any effect."""
         assert event.entries
         role_state, state = self._role_state, self._state
-        if not isinstance(role_state, Leader):
-            waits = isinstance(role_state, Candidate | ResigningLeader)
-            reason = NotReady.reason if waits else NotLeader.reason
-            effects.append(fx.AppendRefused(reason, len(event.entries)))
-            return
-        refused = role_state.refusal(event, state)
+        effects = Effects()
+        if isinstance(role_state, Leader):
+            refused = role_state.refusal(event, state)
+        elif isinstance(role_state, Failed):
+            refused = OutOfStorage.reason
+        else:
+            refused = NotReady.reason if isinstance(role_state, Candidate | ResigningLeader) else NotLeader.reason
         if refused is not None:
             effects.append(fx.AppendRefused(refused, len(event.entries)))
-            return
+            return effects
+        assert isinstance(role_state, Leader)
         before = state.progress.leo
         state.progress.leo += len(event.entries)
         effects.append(fx.Persist(event.entries))
         role_state.appended(before, state, effects, now_ms)
+        return effects
 
     def _persisted(self, end: int, effects: Effects, now_ms: int) -> None:
         state, role_state = self._state, self._role_state
@@ -934,3 +885,15 @@ class Replica:
                 self._request_write(effects, now_ms)
             case _:
                 pass
+
+
+_EARLY: Final[dict[type[ev.Event], Callable[[Replica, Any, int], Effects | None]]] = {
+    ev.Append: Replica._append,
+    ev.Persisted: Replica._persisted_early,
+    ev.AppliedTo: Replica._applied_early,
+    ev.RunReceived: Replica._run_received,
+    ev.RunCommitted: Replica._run_committed,
+    ev.RunAcknowledged: Replica._run_acknowledged,
+    ev.RunAnnounced: Replica._run_announced,
+}
+"""Event -> its rule, which returns None, without any change, where `step` has to go on."""

@@ -1,13 +1,13 @@
-"""The role states of a replica, one type each.
+"""The role states of a replica, one type each, and the transitions between them.
 
 Follower, Candidate, Leader and ResigningLeader stand in the modules of their rules; the three without rules are here.
-`replica.py` lists the transitions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from isthmus.repl.isr.candidate import Candidate
 from isthmus.repl.isr.effects import ReplicaRole
@@ -45,3 +45,27 @@ class Failed:
 
 
 RoleState = Idle | Follower | Candidate | Leader | ResigningLeader | Quarantined | Failed
+
+TRANSITIONS: Final[Mapping[tuple[type[RoleState], type[RoleState]], str]] = {
+    (Idle, Follower): "the record names another node's process as leader, in an epoch that is durable here",
+    (Idle, Candidate): "the record nominates this process (node, session id) and this log (log id), in a durable epoch "
+    "that is new to the log and to earlier processes: the epoch's BARRIER is appended",
+    (Candidate, Leader): "the record is Online with this process in that epoch: a controller received Promoted, which "
+    "was sent after the barrier was durable",
+    (Follower, Idle): "the record names another leader, none, or another epoch; the session is over; the leader "
+    "contradicts this copy; the disk failed",
+    (Candidate, Idle): "the nomination was withdrawn or overtaken; the session is over; the process is leaving; the "
+    "disk failed",
+    (Leader, ResigningLeader): "the process is leaving, another member is to lead, or this disk is too slow: appends "
+    "are refused",
+    (ResigningLeader, Leader): "the hand-over missed its deadline, and the process is not leaving",
+    (Leader, Idle): "the record no longer names this process in this epoch; the session is over; the disk failed: the "
+    "outcome of uncommitted entries is unknown",
+    (ResigningLeader, Idle): "as a leader",
+    (Idle, Quarantined): "the leader contradicted committed entries of this copy, which is kept unchanged",
+    (Quarantined, Idle): "the record no longer names this node: the copy is deleted like any other removed one",
+    (Idle, Failed): "log, store or identity could not be written: all is refused until the process restarts "
+    "(docs/protocol.md H20, H34)",
+    (Quarantined, Failed): "as an idle replica",
+}
+"""(From, to) -> when. `Replica` makes no others: it checks each one."""

@@ -94,7 +94,7 @@ class DiskFullPolicy:
     def refuses_entries(self, partition: Partition, entries: Sequence[Entry]) -> bool:
         """As `refuses`; barriers are taken from the reserve, since a leader serves nothing until its own is
         committed."""
-        if all(entry.kind == EntryKind.BARRIER for entry in entries) and self._takes_barriers:
+        if all(entry.kind == EntryKind.BARRIER for entry in entries) and self.takes_barriers:
             return False
         return self.refuses(partition, wire_bytes(entries))
 
@@ -104,8 +104,6 @@ class DiskFullPolicy:
         self._replog.refresh_free_space()
         self._descriptors.look()
         self._warn()
-        for partition in partitions:
-            partition.replica.set_disk_full(not self._takes_barriers)
         if self.has_space(0):
             if self._since_ms is not None:
                 self._since_ms = None
@@ -143,7 +141,8 @@ class DiskFullPolicy:
         self._nearly = bool(nearly)
 
     @property
-    def _takes_barriers(self) -> bool:
+    def takes_barriers(self) -> bool:
+        """True while the log's disk takes at least barriers."""
         return not self._store.shortage and self._replog.has_space_for_barriers()
 
     def metrics(self) -> list[Sample]:

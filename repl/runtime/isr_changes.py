@@ -20,7 +20,9 @@ from isthmus.repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
 
-RECORD_EVENTS: Final = (ev.WriteConfirmed, ev.RecordSeen, ev.WriteRefused, ev.RecordSynced)
+RECORD_EVENTS: Final[frozenset[type[ev.Event]]] = frozenset(
+    (ev.WriteConfirmed, ev.RecordSeen, ev.WriteRefused, ev.RecordSynced)
+)
 """Events that bring a record: the outcome of an unanswered record write may come with any of them."""
 
 LEADING: Final = (ReplicaRole.LEADER, ReplicaRole.RESIGNING)

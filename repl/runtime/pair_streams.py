@@ -21,7 +21,6 @@ from isthmus.repl.isr.pair_stream import (
     StreamRun,
     StreamSender,
 )
-from isthmus.repl.isr.replica import Replica
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.replog.port import EncodedRun
 from isthmus.repl.runtime.partition import Partition
@@ -84,30 +83,17 @@ class Scheduler(Protocol):
         """Call `function` after `delay_s`."""
 
 
-class _Replicas:
-    """The replicas of this node, by partition."""
-
-    def __init__(self, partitions: Mapping[int, Partition]) -> None:
-        self._partitions = partitions
-
-    def get(self, partition: int, /) -> Replica | None:
-        found = self._partitions.get(partition)
-        return None if found is None else found.replica
-
-
-class _AcceptingReplicas:
-    """The same for a group of `size_bytes`, without replicas that cannot take it because the disk is full."""
+class _AcceptingPartitions:
+    """The partitions that can take a group of `size_bytes`, though the disk is full."""
 
     def __init__(self, partitions: Mapping[int, Partition], disk_full: DiskGuard, size_bytes: int) -> None:
         self._partitions = partitions
         self._disk_full = disk_full
         self._size_bytes = size_bytes
 
-    def get(self, partition: int, /) -> Replica | None:
+    def get(self, partition: int, /) -> Partition | None:
         found = self._partitions.get(partition)
-        if found is None or self._disk_full.refuses(found, self._size_bytes):
-            return None
-        return found.replica
+        return None if found is None or self._disk_full.refuses(found, self._size_bytes) else found
 
 
 class PairStreams:
@@ -127,7 +113,6 @@ class PairStreams:
     ) -> None:
         """`first_stream`: random, so that no id of an earlier process of this node is used again."""
         self._partitions = partitions
-        self._replicas = _Replicas(partitions)
         self._links = links
         self._storage = storage
         self._disk_full = disk_full
@@ -234,7 +219,7 @@ class PairStreams:
     def _send_group(self, sender: StreamSender) -> None:
         runs = self._open_runs.pop(sender.node)
         self._open_bytes.pop(sender.node, None)
-        self._send(sender, sender.seal(tuple(runs), self._replicas, self._time.now_ms()))
+        self._send(sender, sender.seal(tuple(runs), self._partitions, self._time.now_ms()))
 
     def _send(self, sender: StreamSender, group: StreamGroup) -> None:
         self.groups_sent += 1
@@ -251,21 +236,18 @@ class PairStreams:
         if sender is None:
             return
         now_ms = self._time.now_ms()
-        found = sender.acknowledge(ack, self._replicas, now_ms)
+        found = sender.acknowledge(ack, self._partitions, now_ms)
         if found is None:
             self._restart(node)
             return
         for run in found.durable:
             partition = self._partitions.get(run.partition)
             if partition is not None:
-                replica = partition.replica
-                self._events.commit(partition, replica.stream_acknowledged, now_ms, node, run, now_ms)
-                if not replica.settled:
-                    self._events.carry_out(partition, replica.request_write, now_ms)
+                self._events.feed_at(partition, ev.RunAcknowledged(node, run.join, run.end), now_ms)
         for run in found.left:
             partition = self._partitions.get(run.partition)
             if partition is not None:
-                self._events.carry_out(partition, partition.replica.stream_left, node, run, now_ms)
+                self._events.feed_at(partition, ev.RunLeft(node, run.join), now_ms)
         self._arm()
         self._check_round()
 
@@ -286,7 +268,7 @@ class PairStreams:
             if sender.late(now_ms):
                 self._restart(node)
                 continue
-            group = sender.tick(self._replicas, now_ms)
+            group = sender.tick(self._partitions, now_ms)
             if group is not None:
                 self._send(sender, group)
             timed = timed or sender.deadline_ms() is not None
@@ -302,9 +284,9 @@ class PairStreams:
             receiver = self._receivers[node] = StreamReceiver(node)
         self.groups_received += 1
         size_bytes = sum([len(run.encoded) for run in group.runs])
-        accepting: StreamFollowers = self._replicas
+        accepting: StreamFollowers = self._partitions
         if not self._disk_full.has_space(size_bytes):
-            accepting = _AcceptingReplicas(self._partitions, self._disk_full, size_bytes)
+            accepting = _AcceptingPartitions(self._partitions, self._disk_full, size_bytes)
         now_ms = self._time.now_ms()
         found = receiver.receive(group, accepting, now_ms)
         self._stop_failed(receiver)
@@ -316,7 +298,7 @@ class PairStreams:
         for run in found.committed:
             partition = self._partitions.get(run.partition)
             if partition is not None:
-                self._events.commit(partition, partition.replica.stream_committed, now_ms, run.nonce, run.end)
+                self._events.feed_at(partition, run, now_ms)
         if not found.accepted:  # else the log reports when it is durable
             self._acknowledge(node, receiver)
 
@@ -327,7 +309,7 @@ class PairStreams:
                 self._acknowledge(node, receiver)
 
     def _acknowledge(self, node: str, receiver: StreamReceiver) -> None:
-        ack = receiver.acknowledge(self._replicas)
+        ack = receiver.acknowledge(self._partitions)
         self._stop_failed(receiver)
         if ack is not None:
             self._links.send(node, STREAM_PARTITION, ack)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from isthmus.repl.isr import effects as fx
@@ -38,12 +37,8 @@ class StreamEvents(Protocol):
     def dispatch_all(self, event: ev.Event) -> None:
         """Step every replica, carry out the effects, and flush."""
 
-    def carry_out(self, partition: Partition, rule: Callable[..., Sequence[fx.Effect]], *arguments: object) -> None:
-        """Call a rule of the partition's replica and carry out its effects; `flush` must follow in the same turn of the
-        loop. A replica whose rule raises is stopped, and no other."""
-
-    def commit(self, partition: Partition, rule: Callable[..., int], now_ms: int, *arguments: object) -> None:
-        """The same for a rule that returns the end below which entries are to be applied now, 0 for none."""
+    def feed_at(self, partition: Partition, event: ev.Event, now_ms: int) -> None:
+        """`EventSink.feed` for many partitions at one time. A replica that raises is stopped, and no other."""
 
     def fail(self, error: Exception) -> None:
         """End the process: replicas and log may differ."""

@@ -124,7 +124,7 @@ class ReplicaOpener:
         if transfer is None and self._store.needs_replay():
             found = self._store.applied(partition)
             if found.offset > applied:
-                replica.must_replay(found.epoch, found.offset)
+                replica.step(ev.RowsMissing(found.epoch, found.offset), 0)
             if replica.unfounded:
                 log.error(
                     "attaching.rows_beyond_log",

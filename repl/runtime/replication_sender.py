@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.messages import AppendEntries
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import LocalFault, StorageShort
@@ -190,8 +191,10 @@ class ReplicationSender:
             node = follower.node
             if not follower.linked or not partition.cursor_gossip.due(node, self._time.now_ms(), at_once=at_once):
                 continue
-            head = replica.empty_head(node) or self._last_sent.get((partition.id, node))
-            if head is not None and head.epoch == replica.epoch:
+            effects = replica.step(ev.HeadWanted(node), self._time.now_ms())
+            heads = [effect.message for effect in effects if isinstance(effect, fx.Send)]
+            head = heads[0] if heads else self._last_sent.get((partition.id, node))
+            if isinstance(head, AppendEntries) and head.epoch == replica.epoch:
                 self._append_entries(partition, node, head, live=True, at_once=at_once)
 
     def streamed(self, entry_count: int) -> None:

@@ -268,7 +268,7 @@ class Runtime:
             try:
                 effects = replica.step(ev.Append(replica.epoch, tuple(entries)), now_ms)
                 refused = self._perform(partition, effects, now_ms)
-            except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+            except Exception as bug:  # noqa: BLE001 - as in `feed_at`
                 self.quarantine(partition, bug)
                 return OutcomeUnknown(f"partition {partition.id}: its copy here stopped while this was appended")
             if refused is None:
@@ -338,20 +338,21 @@ class Runtime:
 
     def feed(self, partition: Partition, event: ev.Event) -> None:
         """Step one replica and carry out its effects; `flush` must follow in the same turn of the loop."""
-        self._feed_at(partition, event, self.time.now_ms())
+        self.feed_at(partition, event, self.time.now_ms())
         self._ticks.arm()
 
-    def _feed_at(self, partition: Partition, event: ev.Event, now_ms: int) -> None:
+    def feed_at(self, partition: Partition, event: ev.Event, now_ms: int) -> None:
         """`feed` for many partitions at one time; the caller arms the tick timer once."""
         if self._closed:
             return
+        replica = partition.replica
         try:
-            if isinstance(event, RECORD_EVENTS):
-                before = partition.replica.record
-                effects = partition.replica.step(event, now_ms)
-                self._isr_changes.compare(before, partition.replica)
+            if type(event) in RECORD_EVENTS:
+                before = replica.record
+                effects = replica.step(event, now_ms)
+                self._isr_changes.compare(before, replica)
             else:
-                effects = partition.replica.step(event, now_ms)
+                effects = replica.step(event, now_ms)
             if effects:
                 self._perform(partition, effects, now_ms)
         except Exception as bug:  # noqa: BLE001 - an effect may be lost: this copy must not go on
@@ -398,29 +399,16 @@ class Runtime:
                 continue
             try:
                 restarted = partition_id in truncations and not self._transfer_receiver.log_restarted(partition_id)
-            except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+            except Exception as bug:  # noqa: BLE001 - as in `feed_at`
                 self.quarantine(partition, bug)
                 continue
             if restarted:
-                self._feed_at(partition, ev.Truncated(truncations[partition_id]), now_ms)
-            if partition.replica.far_position is None and not self._persisted_quietly(partition, end, now_ms):
-                self._feed_at(partition, ev.Persisted(end), now_ms)
+                self.feed_at(partition, ev.Truncated(truncations[partition_id]), now_ms)
+            if partition.replica.far_position is None:
+                self.feed_at(partition, ev.Persisted(end), now_ms)
         self._streams.durable()
         self._ticks.arm()
         self.flush()
-
-    def _persisted_quietly(self, partition: Partition, end: int, now_ms: int) -> bool:
-        """True when there is nothing more to do."""
-        if self._closed:
-            return True
-        try:
-            committed = partition.replica.persisted_quietly(end, now_ms)
-            if committed:
-                self._storage.apply(partition, committed, now_ms)
-            return committed is not None
-        except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
-            self.quarantine(partition, bug)
-            return True
 
     def on_applied(self, steps: Sequence[PartitionStep], committed_ms: int) -> None:
         """See `StorageEvents`: answer the requests that waited for these entries, and notify listeners, once for each
@@ -434,12 +422,9 @@ class Runtime:
                 continue
             end = entries[-1].offset + 1
             try:
-                replica = partition.replica
-                effects: Sequence[fx.Effect] = ()
-                if not replica.applied_quietly(end):
-                    effects = replica.step(ev.AppliedTo(end), now_ms)
+                effects = partition.replica.step(ev.AppliedTo(end), now_ms)
                 partition.waiters.applied(end)
-            except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+            except Exception as bug:  # noqa: BLE001 - as in `feed_at`
                 self.quarantine(partition, bug)
                 continue
             applied.append((partition, entries))
@@ -451,7 +436,7 @@ class Runtime:
         for partition, effects in followed:  # only now: listeners learn of a barrier before they learn of leadership
             try:
                 self._perform(partition, effects, now_ms)
-            except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+            except Exception as bug:  # noqa: BLE001 - as in `feed_at`
                 self.quarantine(partition, bug)
         self._ticks.arm()
         self.flush()
@@ -463,7 +448,9 @@ class Runtime:
         refused: fx.AppendRefused | None = None
         runs: list[EncodedRun] = []
         for effect in effects:
-            match effect:
+            match effect:  # the effects of a write first
+                case fx.Apply():
+                    self._storage.apply(partition, effect.end, now_ms)
                 case fx.Persist():
                     runs = self._storage.persist(partition, effect.entries)
                 case fx.StreamEntries():
@@ -473,8 +460,6 @@ class Runtime:
                     self._sender.replicate(partition, effect)
                 case fx.Send():
                     self._sender.send(partition, effect)
-                case fx.Apply():
-                    self._storage.apply(partition, effect.end, now_ms)
                 case fx.ReadReady():
                     partition.waiters.reads_confirmed(effect.tokens)
                 case fx.ReadRefused():
@@ -504,31 +489,11 @@ class Runtime:
                     self._stepped_down(partition, effect)
                 case fx.AppendRefused():
                     refused = effect
+                case fx.RunAccepted():
+                    raise AssertionError("the end of the stream takes this, which received the run")
                 case _:
                     assert_never(effect)
         return refused
-
-    def carry_out(self, partition: Partition, rule: Callable[..., Sequence[fx.Effect]], *arguments: object) -> None:
-        """See `StreamEvents`."""
-        if self._closed:
-            return
-        try:
-            effects = rule(*arguments)
-            if effects:
-                self._perform(partition, effects, self.time.now_ms())
-        except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
-            self.quarantine(partition, bug)
-
-    def commit(self, partition: Partition, rule: Callable[..., int], now_ms: int, *arguments: object) -> None:
-        """See `StreamEvents`."""
-        if self._closed:
-            return
-        try:
-            end = rule(*arguments)
-            if end:
-                self._storage.apply(partition, end, now_ms)
-        except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
-            self.quarantine(partition, bug)
 
     def _role_changed(self, partition: Partition, effect: fx.RoleChanged) -> None:
         write = log.error if effect.role is ReplicaRole.FAILED else log.info
@@ -561,10 +526,11 @@ class Runtime:
                 step()
             except Exception as error:
                 unforeseen.exception("runtime.second_failed", error, step=step.__name__)
-        reached = frozenset(self.links.dialled_nodes())
+        reached = ev.NodesReached(frozenset(self.links.dialled_nodes()))
+        now_ms = self.time.now_ms()
         for partition in [each for each in self.partitions.values() if each.leads]:
+            self.feed_at(partition, reached, now_ms)
             try:
-                partition.replica.set_reached(reached)
                 self._sender.share_cursors(partition)
             except Exception as error:
                 unforeseen.exception("runtime.second_failed", error, partition=partition.id)
@@ -577,7 +543,12 @@ class Runtime:
             self._replicas.check(self.time.now_ms())
 
     def _hand_over_full(self) -> None:
-        for partition in self._disk_full.check(self.partitions.values(), self.time.now_ms()):
+        now_ms = self.time.now_ms()
+        chosen = self._disk_full.check(self.partitions.values(), now_ms)
+        full = ev.DiskFull(not self._disk_full.takes_barriers)
+        for partition in self.partitions.values():
+            self.feed_at(partition, full, now_ms)
+        for partition in chosen:
             self.hand_over(partition, None, HAND_OVER_MS)
 
     def metrics(self) -> list[Sample]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.follower_tracker import ANNOUNCE_MS
@@ -22,6 +24,12 @@ from isthmus.repl.model.entry import decode_entry
 from tests.support.replica_group import NODES, ReplicaGroup
 
 PARTITION = 0
+
+
+class Place(NamedTuple):
+    """A partition as the ends of a stream see it."""
+
+    replica: Replica
 
 
 class StreamedGroup(ReplicaGroup):
@@ -61,9 +69,9 @@ class StreamedGroup(ReplicaGroup):
         """The first node's replica."""
         return self.replicas[self.nodes[0]]
 
-    def by_partition(self, node: str) -> dict[int, Replica]:
-        """The replicas of a node."""
-        return {PARTITION: self.replicas[node]}
+    def by_partition(self, node: str) -> dict[int, Place]:
+        """The partitions of a node."""
+        return {PARTITION: Place(self.replicas[node])}
 
     def open(self, node: str) -> None:
         """Open a new stream to `node`."""
@@ -124,7 +132,7 @@ class StreamedGroup(ReplicaGroup):
             assert run.start == len(self.logs[node])
             self.logs[node] += [decode_entry(wire) for wire in run.wires]
         for each in found.committed:
-            self.apply(node, self.replicas[node].stream_committed(each.nonce, each.end))
+            self.deliver(node, each)
         if found.accepted and node not in self.slow_disks:
             self.deliver(node, ev.Persisted(len(self.logs[node])))
         return found
@@ -141,7 +149,7 @@ class StreamedGroup(ReplicaGroup):
             for run in found.durable:
                 self.count(node, run)
             for run in found.left:
-                self.take(at, self.leader.stream_left(node, run, self.now_ms))
+                self.deliver(at, ev.RunLeft(node, run.join))
         return found
 
     def exchange(self, *nodes: str) -> None:
@@ -155,20 +163,4 @@ class StreamedGroup(ReplicaGroup):
 
     def count(self, node: str, run: SentRun) -> None:
         """The leader counts a run that is durable at `node`."""
-        at, leader = self.nodes[0], self.leader
-        self.apply(at, leader.stream_acknowledged(node, run, self.now_ms))
-        if not leader.settled:
-            self.take(at, leader.request_write(self.now_ms))
-
-    def apply(self, node: str, end: int) -> None:
-        """Carry out Apply, unless `end` is 0."""
-        effects = fx.Effects()
-        effects.apply(end)
-        self.take(node, effects)
-
-    def take(self, node: str, effects: fx.Effects) -> None:
-        """Carry out effects, and everything that follows from them."""
-        for effect in effects:
-            self.perform(node, effect)
-        while self.queue:
-            self.deliver(*self.queue.popleft())
+        self.deliver(self.nodes[0], ev.RunAcknowledged(node, run.join, run.end))

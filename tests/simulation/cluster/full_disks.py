@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.replica import Replica
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import OutOfStorage
 from tests.simulation.cluster.clients import Client
@@ -44,12 +45,15 @@ class FillingProcess(Process):
     def attach(self, partition: int) -> None:
         """See Process."""
         super().attach(partition)
-        self.replicas[partition].set_disk_full(self.room is Room.NONE)
+        self._tell(self.replicas[partition])
 
     def looked(self) -> None:
         """The runtime measured the disk."""
         for replica in self.replicas.values():
-            replica.set_disk_full(self.room is Room.NONE)
+            self._tell(replica)
+
+    def _tell(self, replica: Replica) -> None:
+        replica.step(ev.DiskFull(self.room is Room.NONE), self.simulation.now_ms)
 
     def receive(self, partition: int, event: ev.Received) -> None:
         """See Process: entries that the disk cannot take are dropped before the core has seen them."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import msgpack
 
@@ -67,12 +67,6 @@ one acknowledgement covers the groups of several turns, as on a loop that is bus
 
 HAND_OVER_MS = 30_000
 """Virtual time within which a leader hands over: requests to the metastore and answers may still be lost or late."""
-
-
-class StreamStep(NamedTuple):
-    """Shown in the trace in place of an event: a call of a replica for a stream."""
-
-    what: str
 
 
 @dataclass(slots=True)
@@ -239,14 +233,9 @@ class ProcessShell:
         """An event for every core."""
         self._process.post_all(event)
 
-    def carry_out(self, partition: SimPartition, rule: Callable[..., Sequence[fx.Effect]], *arguments: object) -> None:
-        """Carry out the effects of a core."""
-        self._process.stream_effects(partition.id, rule(*arguments))
-
-    def commit(self, partition: SimPartition, rule: Callable[..., int], _now_ms: int, *arguments: object) -> None:
-        """Apply the entries that a core has committed."""
-        end = rule(*arguments)
-        self._process.stream_effects(partition.id, [fx.Apply(end)] if end else [])
+    def feed_at(self, partition: SimPartition, event: ev.Event, _now_ms: int) -> None:
+        """An event for a core."""
+        self._process._step(partition.id, event)
 
     def fail(self, error: Exception) -> None:
         """A bug ends the simulation."""
@@ -371,18 +360,6 @@ class StreamProcess(Process):
         assert place is not None
         self.sender.send(cast(Any, place), fx.Send(to, message))
 
-    def step_core(self, replica: Replica, event: ev.Event) -> list[fx.Effect]:
-        """The shortest ways first, as the product's runtime takes them."""
-        committed: int | None = None
-        if isinstance(event, ev.Persisted):
-            committed = replica.persisted_quietly(event.end, self.simulation.now_ms)
-        elif isinstance(event, ev.AppliedTo) and replica.applied_quietly(event.end):
-            committed = 0
-        if committed is None:
-            return super().step_core(replica, event)
-        self.simulation.counts["short_ways"] += 1
-        return [fx.Apply(committed)] if committed else []
-
     # -- cursors --------------------------------------------------------------------------------
 
     def keep_cursor(self, partition: SimPartition, queue: bytes, payload: bytes) -> None:
@@ -431,14 +408,6 @@ class StreamProcess(Process):
             self.simulation.resigned[partition] = self.move_cursor(partition)
             self.sender.share_cursors(cast(Any, place), at_once=True)
         super().perform(partition, effect, made_here)
-
-    def stream_effects(self, partition: int, effects: Sequence[fx.Effect]) -> None:
-        """Carry out the effects of a core's step on a stream's event."""
-        simulation = self.simulation
-        simulation.trace.append((simulation.now_ms, self.name, partition, StreamStep("stream"), effects))
-        simulation.checkers.stepped(self, partition, cast(Any, StreamStep("stream")), effects)
-        for effect in effects:
-            self.perform(partition, effect, False)
 
     def append_streamed(self, run: StreamRun) -> None:
         """Append a run that a stream brought."""

@@ -114,8 +114,8 @@ class Process:
             committed=0 if store.far is not None else min(disk.committed(partition), log.end),
         )
         if store.far is None and store.target > store.applied:
-            self.replicas[partition].must_replay(store.target_epoch, store.target)
-        self.replicas[partition].set_reached(frozenset(self.links))
+            self.replicas[partition].step(ev.RowsMissing(store.target_epoch, store.target), simulation.now_ms)
+        self.replicas[partition].step(ev.NodesReached(frozenset(self.links)), simulation.now_ms)
         self._untold_trims.discard(partition)
         self.undecided[partition] = []
         self.tails[partition] = {}
@@ -198,7 +198,7 @@ class Process:
 
     def _note_reached(self) -> None:
         for replica in self.replicas.values():
-            replica.set_reached(frozenset(self.links))
+            replica.step(ev.NodesReached(frozenset(self.links)), self.simulation.now_ms)
 
     def _step(self, partition: int, event: ev.Event) -> list[fx.Effect]:
         replica = self.replicas[partition]

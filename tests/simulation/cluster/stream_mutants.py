@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.follower import Follower
 from isthmus.repl.isr.follower_tracker import FollowerProgress
 from isthmus.repl.isr.leader import Leader
-from isthmus.repl.isr.pair_stream import Commit, SentRun, StreamAck, StreamReceiver, StreamSender
-from isthmus.repl.isr.replica import Replica
+from isthmus.repl.isr.pair_stream import Commit, StreamAck, StreamReceiver, StreamSender
+from isthmus.repl.isr.replica import _EARLY, Replica
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.replication_sender import ReplicationSender
 from tests.simulation.cluster.plan import Plan
@@ -71,12 +73,12 @@ def acknowledges_under_another_request(patch: Patch) -> None:
 def counts_runs_of_an_older_join(patch: Patch) -> None:
     """A leader counts acknowledged runs even when the join under which they were sent is outdated."""
 
-    def on_ack(self: Leader, node: str, run: SentRun) -> bool:
-        follower = self.followers.get(node)
+    def on_ack(self: Leader, event: ev.RunAcknowledged) -> bool:
+        follower = self.followers.get(event.node)
         if follower is None:
             return False
-        follower.stream_durable(run.end)
-        self.acked[follower.member] = max(run.end, self.acked.get(follower.member, 0))
+        follower.stream_durable(event.end)
+        self.acked[follower.member] = max(event.end, self.acked.get(follower.member, 0))
         return True
 
     patch.setattr(Leader, "on_stream_ack", on_ack)
@@ -90,11 +92,13 @@ def commits_with_one_follower(patch: Patch) -> None:
 def learns_commits_under_another_request(patch: Patch) -> None:
     """A follower applies a group's commit to its log although it has followed anew since."""
 
-    def committed(self: Replica, _nonce: int, end: int) -> int:
+    def committed(self: Replica, event: ev.RunCommitted, _now_ms: int) -> fx.Effects:
         follower = self._role_state
-        return follower.learn_commit(min(end, self.leo), self._state) if isinstance(follower, Follower) else 0
+        if not isinstance(follower, Follower):
+            return fx.NOTHING
+        return fx.at_most_apply(follower.learn_commit(min(event.end, self.leo), self._state))
 
-    patch.setattr(Replica, "stream_committed", committed)
+    patch.setitem(_EARLY, ev.RunCommitted, committed)
 
 
 def announces_held_partitions(patch: Patch) -> None:
@@ -139,18 +143,19 @@ def joins_with_entries_missing(patch: Patch) -> None:
 
 def shares_no_cursors_beside_streams(patch: Patch) -> None:
     """Soft cursors travel only by repeating the last AppendEntries."""
-    patch.setattr(Replica, "empty_head", lambda _self, _node: None)
+    patch.setattr(Leader, "send_head", lambda *_arguments: None)
 
 
 def shares_no_cursors_at_rest(patch: Patch) -> None:
     """A follower that has everything, and was never sent an AppendEntries in this epoch, gets no soft cursors."""
-    sound = Replica.empty_head
+    sound = Leader.send_head
 
-    def empty_head(self: Replica, node: str) -> Any:
-        follower = None if self._leader is None else self._leader.followers.get(node)
-        return sound(self, node) if follower is not None and follower.join else None
+    def send_head(self: Leader, node: str, state: Any, effects: fx.Effects) -> None:
+        follower = self.followers.get(node)
+        if follower is not None and follower.join:
+            sound(self, node, state, effects)
 
-    patch.setattr(Replica, "empty_head", empty_head)
+    patch.setattr(Leader, "send_head", send_head)
 
 
 def hands_over_without_cursors(patch: Patch) -> None:

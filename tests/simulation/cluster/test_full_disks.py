@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from isthmus.repl.isr.replica import Replica
-from tests.simulation.cluster.full_disks import FullDiskSimulation
+from tests.simulation.cluster.full_disks import FillingProcess, FullDiskSimulation
 from tests.simulation.cluster.simulator import run_seed
 from tests.support.samples import floors, seeds
 
@@ -33,7 +32,7 @@ def test_no_invariant_breaks_while_disks_fill_up() -> None:
 
 def test_a_replica_that_takes_any_nomination_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check a candidate's barrier is appended to a full disk, which is caught."""
-    monkeypatch.setattr(Replica, "set_disk_full", lambda _replica, _full: None)
+    monkeypatch.setattr(FillingProcess, "_tell", lambda _process, _replica: None)
     found = ""
     for seed in SEEDS:
         try:

@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.replica import Replica, ReplicaRole
+from isthmus.repl.isr.replica import _EARLY, Replica, ReplicaRole
 from tests.simulation.cluster import simulator
 from tests.simulation.cluster.fault_mixes import cuts, losses, storms
 from tests.simulation.cluster.pair_streams import StreamSimulation
@@ -72,53 +72,29 @@ def test_the_mixes_of_faults_are_harmless(mix: Callable[[], Plan]) -> None:
     assert streamed
 
 
-def test_the_short_way_to_the_store_has_the_effect_of_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever a core takes the short path, AppliedTo would have led to the same state without effects."""
-    taken, sound = 0, Replica.applied_quietly
-
-    def compared(self: Replica, end: int) -> bool:
-        nonlocal taken
-        twin = deepcopy(self)
-        if not sound(self, end):
-            return False
-        taken += 1
-        assert twin.step(ev.AppliedTo(end), 0) == [], "the event would have asked for something"
-        assert_same(twin, self)
-        return True
-
-    monkeypatch.setattr(Replica, "applied_quietly", compared)
-    for seed in range(5, 8):
-        run_seed(seed, simulation_class=StreamSimulation)
-    assert taken > 100
-
-
-def test_the_short_way_to_the_disk_has_the_effect_of_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever a leader or follower takes the short path, Persisted would have led to the same state and to the same
-    Apply, or no effect."""
+@pytest.mark.parametrize("kind", [ev.AppliedTo, ev.Persisted])
+def test_an_early_exit_does_what_the_usual_rules_do(monkeypatch: pytest.MonkeyPatch, kind: type[ev.Event]) -> None:
+    """Whenever a replica takes an event early, the usual rules have the same effects and leave the same state; when it
+    does not, nothing has changed."""
     taken: Counter[tuple[ReplicaRole, bool]] = Counter()
-    sound = Replica.persisted_quietly
+    sound = _EARLY[kind]
 
-    def compared(self: Replica, end: int, now_ms: int) -> int | None:
+    def compared(self: Replica, event: ev.Event, now_ms: int) -> fx.Effects | None:
         twin = deepcopy(self)
-        committed = sound(self, end, now_ms)
-        if committed is not None:
-            taken[self.role, committed > 0] += 1
-            assert twin.step(ev.Persisted(end), now_ms) == ([fx.Apply(committed)] if committed else [])
-            assert_same(twin, self)
-        return committed
+        effects = sound(self, event, now_ms)
+        if effects is not None:
+            taken[self.role, bool(effects)] += 1
+            assert twin._step_usual(event, now_ms) == effects
+        assert twin._state == self._state
+        assert twin._role_state == self._role_state
+        return effects
 
-    monkeypatch.setattr(Replica, "persisted_quietly", compared)
-    for seed in range(5, 14):
+    monkeypatch.setitem(_EARLY, kind, compared)  # type: ignore[misc]
+    for seed in range(5, 14 if kind is ev.Persisted else 8):
         run_seed(seed, simulation_class=StreamSimulation)
-    for commits in (False, True):
-        assert taken[ReplicaRole.LEADER, commits] > 30
-    assert taken[ReplicaRole.FOLLOWER, False] > 100
-
-
-def assert_same(twin: Replica, replica: Replica) -> None:
-    """Assert that two replicas are in the same state."""
-    assert twin._state == replica._state
-    assert twin._role_state == replica._role_state
+    assert taken[ReplicaRole.LEADER, False] > 30
+    assert taken[ReplicaRole.LEADER, True] > (30 if kind is ev.Persisted else -1)
+    assert taken[ReplicaRole.FOLLOWER, False] > 70
 
 
 @pytest.mark.slow

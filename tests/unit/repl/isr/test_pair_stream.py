@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.repl.isr.effects import NOTHING, Effects, RunAccepted
+from isthmus.repl.isr.events import RunAnnounced, RunCommitted, RunHeld, RunReceived
 from isthmus.repl.isr.pair_stream import (
     ANNOUNCE_MS,
     GROUPS_MAX,
@@ -12,7 +14,6 @@ from isthmus.repl.isr.pair_stream import (
     Acknowledged,
     Commit,
     ReceivedGroup,
-    ReceivedRun,
     SentRun,
     StreamAck,
     StreamGroup,
@@ -26,7 +27,9 @@ STREAM = 9
 
 
 class FakeLeader:
-    """A replica at the sending end: everything below `committed` is committed; joins in `over` have ended."""
+    """A replica at the sending end: everything below `committed` is committed; joins in `over` have ended.
+
+    `held`: the joins that the stream holds back. `announced`: the ends that it announces."""
 
     def __init__(self, committed: int = 0) -> None:
         self.committed = committed
@@ -34,19 +37,23 @@ class FakeLeader:
         self.held: list[int] = []
         self.announced: list[int] = []
 
+    @property
+    def replica(self) -> FakeLeader:
+        """It is its own partition."""
+        return self
+
     def stream_commit(self, _node: str, run: SentRun) -> Commit:
         """See `StreamLeader`."""
         if run.join in self.over:
             return Commit.LEFT
         return Commit.YES if run.end <= self.committed else Commit.NOT_YET
 
-    def stream_held(self, _node: str, run: SentRun, _now_ms: int) -> None:
+    def step(self, event: RunAnnounced | RunHeld, _now_ms: int) -> None:
         """See `StreamLeader`."""
-        self.held.append(run.end)
-
-    def stream_announced(self, _node: str, run: SentRun) -> None:
-        """See `StreamLeader`."""
-        self.announced.append(run.end)
+        if isinstance(event, RunHeld):
+            self.held.append(event.join)
+        else:
+            self.announced.append(event.end)
 
 
 class FakeFollower:
@@ -56,9 +63,14 @@ class FakeFollower:
         self.nonce = nonce
         self.durable = durable
 
-    def stream_accept(self, _node: str, _epoch: int, _start: int, _count: int, _now_ms: int) -> int:
+    @property
+    def replica(self) -> FakeFollower:
+        """It is its own partition."""
+        return self
+
+    def step(self, _event: RunReceived, _now_ms: int) -> Effects:
         """See `StreamFollower`."""
-        return self.nonce
+        return Effects((RunAccepted(self.nonce),)) if self.nonce else NOTHING
 
     def stream_durable(self, nonce: int) -> int:
         """See `StreamFollower`."""
@@ -221,7 +233,7 @@ def test_a_partition_that_does_not_commit_is_held_after_a_while() -> None:
     assert (group.committed, group.held) == (0, ())
     group = sent(sender, replicas, 10 + HOLD_MS)
     assert (group.committed, group.held) == (1, (1,))
-    assert replicas[1].held == [1]
+    assert replicas[1].held == [JOIN + 1]
     assert replicas[0].held == []
     sender.acknowledge(ack(2, 3), replicas, 10 + HOLD_MS)
     assert (replicas[0].announced, replicas[1].announced) == ([1], [])
@@ -254,7 +266,7 @@ def test_a_run_that_is_committed_and_announced_beside_a_held_one_of_its_partitio
     assert (group.committed, group.held) == (2, (0,))
     sender.acknowledge(ack(2, 3), replicas, 0)
     assert replicas[0].announced == []
-    assert replicas[0].held == [1, 2]
+    assert replicas[0].held == [JOIN, JOIN + 100]
     assert replicas[1].announced == [1]
 
 
@@ -364,7 +376,7 @@ def test_a_run_that_is_refused_is_left_and_never_committed() -> None:
     replicas[0].nonce = 6
     assert receiver.acknowledge(replicas) == ack(1, 1, 0, 2)
     found = receiver.receive(a_group(2, a_run(0, 1), committed=1), replicas, 0)
-    assert found == ReceivedGroup([a_run(0, 1)], [ReceivedRun(1, 5, 1)])
+    assert found == ReceivedGroup([a_run(0, 1)], [RunCommitted(1, 5, 1)])
     assert receiver.acknowledge(replicas) == ack(2, 2)
 
 
@@ -412,9 +424,9 @@ def test_commits_are_announced_up_to_the_number_but_for_held_partitions() -> Non
     replicas[0].nonce = 6
     receiver.receive(a_group(2, a_run(0, 1)), replicas, 0)
     found = receiver.receive(a_group(3, committed=1, held=(1,)), replicas, 0)
-    assert found == ReceivedGroup([], [ReceivedRun(0, 5, 1)])
+    assert found == ReceivedGroup([], [RunCommitted(0, 5, 1)])
     found = receiver.receive(a_group(4, committed=2), replicas, 0)
-    assert found == ReceivedGroup([], [ReceivedRun(0, 6, 2)])
+    assert found == ReceivedGroup([], [RunCommitted(0, 6, 2)])
     assert receiver.receive(a_group(5, committed=4), replicas, 0) == ReceivedGroup([], [])
 
 

@@ -194,7 +194,7 @@ def test_a_hand_over_that_does_not_drain_is_tried_again_after_a_pause() -> None:
     """The leader that is to be removed continues to lead, with a reason, and tries again."""
     group = five_nodes()
     group.slow_disks = {"n2", "n3"}
-    group.replicas["n1"].reconfigure(ReplicaOptions(max_time_lag_ms=600_000), group.now_ms)
+    group.deliver("n1", ev.OptionsChanged(ReplicaOptions(max_time_lag_ms=600_000)))
     group.append(1)
     change(group, removing=("n1",))
     assert group.replicas["n1"].role is ReplicaRole.RESIGNING

@@ -18,6 +18,9 @@ from isthmus.repl.transport.port import LinkMessage
 FIRST = 40
 """Id before that of the first stream."""
 
+JOIN = 7
+"""The join of all followers."""
+
 
 class FakeReplica:
     """A replica that leads and follows, under nonce 5 unless it refuses."""
@@ -25,34 +28,18 @@ class FakeReplica:
     def __init__(self) -> None:
         self.nonce = 5
         self.durable = 0
-        self.settled = True
+
+    def step(self, event: ev.Event, _now_ms: int) -> fx.Effects:
+        if isinstance(event, ev.RunReceived) and self.nonce:
+            return fx.Effects((fx.RunAccepted(self.nonce),))
+        assert not isinstance(event, ev.RunHeld), "nothing is held"
+        return fx.NOTHING
 
     def stream_commit(self, _node: str, _run: SentRun) -> Commit:
         return Commit.YES
 
-    def stream_held(self, _node: str, _run: SentRun, _now_ms: int) -> None:
-        raise AssertionError("nothing is held")
-
-    def stream_announced(self, _node: str, _run: SentRun) -> None:
-        pass
-
-    def stream_accept(self, _node: str, _epoch: int, _start: int, _count: int, _now_ms: int) -> int:
-        return self.nonce
-
     def stream_durable(self, nonce: int) -> int:
         return self.durable if nonce == self.nonce else -1
-
-    def stream_committed(self, _nonce: int, end: int) -> int:
-        return end
-
-    def stream_acknowledged(self, _node: str, run: SentRun, _now_ms: int) -> int:
-        return run.end
-
-    def request_write(self, now_ms: int) -> Any:
-        return [("requested a write", now_ms)]
-
-    def stream_left(self, _node: str, run: SentRun, _now_ms: int) -> Any:
-        return [("left", run.end)]
 
 
 class FakePartition:
@@ -74,7 +61,7 @@ class FakeNode:
         self.full: set[int] = set()
         self.persisted: list[StreamRun] = []
         self.events: list[ev.Event] = []
-        self.performed: list[tuple[int, Any]] = []
+        self.fed: list[tuple[int, ev.Event]] = []
         self.calls: list[Callable[[], object]] = []
         self.timed: list[Callable[[], object]] = []
         self.time_ms = 0
@@ -109,12 +96,9 @@ class FakeNode:
     def dispatch_all(self, event: ev.Event) -> None:
         self.events.append(event)
 
-    def carry_out(self, partition: FakePartition, rule: Callable[..., Sequence[Any]], *arguments: object) -> None:
-        self.performed += [(partition.id, effect) for effect in rule(*arguments)]
-
-    def commit(self, partition: FakePartition, rule: Callable[..., int], now_ms: int, *arguments: object) -> None:
+    def feed_at(self, partition: FakePartition, event: ev.Event, now_ms: int) -> None:
         assert now_ms == self.time_ms
-        self.performed.append((partition.id, (rule.__name__, rule(*arguments))))
+        self.fed.append((partition.id, event))
 
     def fail(self, error: Exception) -> None:
         self.failures.append(error)
@@ -150,7 +134,7 @@ class FakeNode:
         self.takers.add(node)
         self.streams.wanted(node)
 
-    def append(self, partition: int, start: int, *nodes: str, size_bytes: int = 10, join: int = 7) -> None:
+    def append(self, partition: int, start: int, *nodes: str, size_bytes: int = 10, join: int = JOIN) -> None:
         """A leader's partition appends one entry for followers on `nodes`."""
         effect = fx.StreamEntries(tuple((node, join) for node in nodes), 1, start, start + 1)
         self.streams.add(effect, [EncodedRun(partition, 1, start, 1, (b"h", b"x" * (size_bytes - 1)))])
@@ -242,27 +226,11 @@ def test_acknowledgements_go_to_the_replicas_and_end_the_round() -> None:
     assert node.rounds.open
     node.rounds.when_over(lambda: ended.append(1))
     node.streams.acknowledged("n2", StreamAck(FIRST + 1, 1, 1, (1,)))
-    assert node.performed == [(0, ("stream_acknowledged", 1)), (1, ("left", 1))]
+    assert node.fed == [(0, ev.RunAcknowledged("n2", JOIN, 1)), (1, ev.RunLeft("n2", JOIN))]
     assert (node.rounds.open, ended) == (True, [])
     node.streams.acknowledged("n3", StreamAck(FIRST + 2, 1, 1, ()))
     assert (node.rounds.open, ended) == (False, [1])
     node.streams.acknowledged("n4", StreamAck(FIRST + 3, 1, 1, ()))
-
-
-def test_a_leader_that_may_have_to_write_its_record_is_asked_after_the_commit() -> None:
-    """Its write may wait for the acknowledgement: the check follows the commit, and only in such partitions."""
-    node = FakeNode()
-    node.open("n2")
-    node.append(0, 0, "n2")
-    node.append(1, 0, "n2")
-    node.run()
-    node.partitions[0].replica.settled = False
-    node.streams.acknowledged("n2", StreamAck(FIRST + 1, 1, 1, ()))
-    assert node.performed == [
-        (0, ("stream_acknowledged", 1)),
-        (0, ("requested a write", 0)),
-        (1, ("stream_acknowledged", 1)),
-    ]
 
 
 def test_a_round_ends_with_its_last_stream() -> None:
@@ -285,7 +253,7 @@ def test_a_bug_amid_a_group_stops_its_replica_alone(monkeypatch: pytest.MonkeyPa
         raise AssertionError("made up by a test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(node.partitions[1].replica, "stream_accept", bad)
+        patch.setattr(node.partitions[1].replica, "step", bad)
         node.streams.received("n2", a_group(1, a_run(0, 2), a_run(1, 4)))
     assert node.quarantined == [1]
     assert [run.partition for run in node.persisted] == [0]
@@ -354,7 +322,7 @@ def test_a_group_is_appended_and_acknowledged_once_durable() -> None:
     node.streams.durable()
     assert node.sent == [("n2", StreamAck(3, 1, 1, ()))]
     node.streams.received("n2", a_group(2, committed=1))
-    assert node.performed == [(1, ("stream_committed", 5)), (0, ("stream_committed", 3))]
+    assert node.fed == [(1, ev.RunCommitted(1, 5, 5)), (0, ev.RunCommitted(0, 5, 3))]
     assert node.sent[1:] == [("n2", StreamAck(3, 2, 2, ()))]
     node.streams.received("n2", a_group(4))
     assert node.sent[2:] == [("n2", StreamAck(3, 0, 0, ()))]

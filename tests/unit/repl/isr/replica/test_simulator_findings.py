@@ -317,7 +317,7 @@ def test_a_late_follow_request_of_an_older_log_id_is_ignored() -> None:
 def with_rows_beyond(end: int) -> tuple[Replica, ms.FollowRequest]:
     """`a_follower`, not in sync, whose store has rows of entries below `end`, the last of epoch 4 (H36)."""
     replica = a_replica()
-    replica.must_replay(4, end)
+    replica.step(ev.RowsMissing(4, end), 0)
     replica.step(ev.SessionStarted(INC), 0)
     record = online(leader=LEADER, isr=frozenset({TWO, OTHER}), replicas=THREE)
     replica.step(ev.RecordSeen(record), 0)
@@ -360,7 +360,7 @@ def test_rows_of_entries_that_no_leader_has_are_given_up() -> None:
 def test_a_candidate_puts_barriers_where_its_store_has_rows_of_lost_entries() -> None:
     """H36: an offset for which the store has a row is not used for another entry."""
     replica = a_replica()
-    replica.must_replay(4, 23)
+    replica.step(ev.RowsMissing(4, 23), 0)
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(nominated()), 0)
     effects = replica.step(ev.EpochPersisted(5), 0)

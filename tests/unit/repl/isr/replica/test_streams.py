@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import replica as replica_module
 from isthmus.repl.isr.follower_tracker import ANNOUNCE_MS, LIVE_AHEAD, RESEND_MS
-from isthmus.repl.isr.messages import AppendRejected, LeadershipCheck, LeadershipCheckOk
+from isthmus.repl.isr.messages import AppendEntries, AppendRejected, LeadershipCheck, LeadershipCheckOk
 from isthmus.repl.isr.pair_stream import HOLD_MS, Commit, SentRun, StreamAck
+from isthmus.repl.isr.replica import Replica
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.record import Member
 from tests.simulation.cluster import stream_mutants
@@ -119,19 +122,31 @@ def test_cursors_have_a_message_to_travel_with_unless_entries_are_under_way() ->
     group.append()
     assert follower.join
     assert follower.next > follower.leo
-    beside = group.leader.empty_head("n2")
+    beside = head_for(group.leader, "n2")
     assert beside is not None
     assert (beside.start, beside.leo, beside.entries) == (follower.leo, follower.leo, ())
     group.exchange("n2")
     follower.join = 0
-    at_rest = group.leader.empty_head("n2")
+    at_rest = head_for(group.leader, "n2")
     assert at_rest is not None
     assert (at_rest.start, at_rest.seq) == (group.leader.leo, beside.seq + 1)
     group.replicas["n2"].step(ev.Received("n1", at_rest), 0)
     assert group.replicas["n2"].following
     follower.next += 1
-    assert group.leader.empty_head("n2") is None
-    assert group.leader.empty_head("n3") is None
+    assert head_for(group.leader, "n2") is None
+    assert head_for(group.leader, "n3") is None
+    assert head_for(group.replicas["n2"], "n1") is None
+
+
+def head_for(replica: Replica, node: str) -> AppendEntries | None:
+    effects = replica.step(ev.HeadWanted(node), 0)
+    if not effects:
+        return None
+    (send,) = effects
+    assert isinstance(send, fx.Send)
+    assert isinstance(send.message, AppendEntries)
+    assert send.to == node
+    return send.message
 
 
 # -- leave --------------------------------------------------------------------------------------
@@ -314,8 +329,8 @@ def old_commits_in_another_epoch() -> None:
     """A commit of a run that was accepted in an earlier epoch commits no other entries at the same offsets."""
     group, nonce = cut_for_another_leader()
     follower = group.replicas["n2"]
-    end = follower.stream_committed(nonce, 3)
-    assert end == 0, f"applies what is not committed, up to {end}"
+    effects = follower.step(ev.RunCommitted(PARTITION, nonce, 3), group.now_ms)
+    assert effects == [], f"applies what is not committed: {effects}"
     assert follower.high_watermark == 2
 
 
@@ -394,19 +409,20 @@ def test_a_follower_refuses_runs_that_do_not_continue_its_log() -> None:
     group = StreamedGroup.joined(TWO)
     follower = group.replicas["n2"]
     epoch, end = follower.epoch, follower.leo
-    assert follower.stream_accept("n3", epoch, end, 1, 0) == 0
-    assert follower.stream_accept("n1", epoch + 1, end, 1, 0) == 0
-    assert follower.stream_accept("n1", epoch, end + 1, 1, 0) == 0
-    assert follower.stream_accept("n1", epoch, end - 1, 1, 0) == 0
-    assert follower.stream_accept("n1", epoch, end, 0, 0) == 0
+    assert follower.step(ev.RunReceived("n3", epoch, end, 1), 0) == []
+    assert follower.step(ev.RunReceived("n1", epoch + 1, end, 1), 0) == []
+    assert follower.step(ev.RunReceived("n1", epoch, end + 1, 1), 0) == []
+    assert follower.step(ev.RunReceived("n1", epoch, end - 1, 1), 0) == []
+    assert follower.step(ev.RunReceived("n1", epoch, end, 0), 0) == []
     assert follower.leo == end
-    assert group.leader.stream_accept("n1", epoch, group.leader.leo, 1, 0) == 0
+    assert group.leader.step(ev.RunReceived("n1", epoch, group.leader.leo, 1), 0) == []
     group.isolated.add("n2")
     group.deliver("n2", ev.LinkDown("n1"))
-    assert follower.stream_accept("n1", epoch, end, 1, 0) == 0
+    assert follower.step(ev.RunReceived("n1", epoch, end, 1), 0) == []
     group.isolated.clear()
     group.deliver("n2", ev.LinkUp("n1"))
-    assert follower.stream_accept("n1", epoch, end, 1, 0) != 0
+    nonce = follower._role_state.nonce  # type: ignore[union-attr]
+    assert follower.step(ev.RunReceived("n1", epoch, end, 1), 0) == [fx.RunAccepted(nonce)]
     assert follower.leo == end + 1
 
 
@@ -417,9 +433,9 @@ def test_a_run_accepted_in_an_older_epoch_is_the_last_of_its_epoch() -> None:
     group.elect("n1")
     follower = group.replicas["n2"]
     assert (follower.following, follower.epoch, follower.leo) == (True, 2, 2)
-    assert follower.stream_accept("n1", 2, 2, 1, 0) == 0
+    assert follower.step(ev.RunReceived("n1", 2, 2, 1), 0) == []
     group.release_messages()
-    assert follower.stream_accept("n1", 2, 3, 1, 0) != 0
+    assert follower.step(ev.RunReceived("n1", 2, 3, 1), 0) != []
 
 
 def test_only_an_online_leader_counts() -> None:
@@ -429,76 +445,115 @@ def test_only_an_online_leader_counts() -> None:
     run = SentRun(PARTITION, join_of(group, "n2"), 3)
     group.elect("n3")
     old = group.replicas["n1"]
-    assert old.stream_acknowledged("n2", run, 0) == 0
-    assert old.stream_left("n2", run, 0) == old.request_write(0) == fx.Effects()
-    assert old.settled
+    before = deepcopy(old._state)
+    for event in (
+        ev.RunAcknowledged("n2", run.join, 3),
+        ev.RunAnnounced("n2", run.join, 3),
+        ev.RunHeld("n2", run.join),
+        ev.RunLeft("n2", run.join),
+    ):
+        assert old.step(event, 0) == []
+    assert old._state == before
     assert old.stream_commit("n2", run) is Commit.LEFT
 
 
 def test_entries_that_are_known_to_be_committed_are_applied_as_soon_as_they_are_durable() -> None:
-    """If the stream announces a commit before the entries are durable, they are applied later, however the core learns
-    that they are durable."""
+    """If the stream announces a commit before the entries are durable, they are applied later, by the early exit as
+    without."""
     group = StreamedGroup.joined(TWO)
     group.slow_disks.add("n2")
     group.append(2)
     group.receive("n2", group.sealed("n2"))
     follower = group.replicas["n2"]
-    assert follower.stream_committed(follower._role_state.nonce, 4) == 0  # type: ignore[union-attr]
+    nonce = follower._role_state.nonce  # type: ignore[union-attr]
+    assert follower.step(ev.RunCommitted(PARTITION, nonce, 4), group.now_ms) == []
     assert follower.high_watermark == 2
-    twin = deepcopy(follower)
-    assert follower.persisted_quietly(4, group.now_ms) == 4
-    assert twin.step(ev.Persisted(4), group.now_ms) == [fx.Apply(4)]
+    assert taken(follower, ev.Persisted(4), group.now_ms) == Taken(early=True, effects=[fx.Apply(4)])
 
 
-def test_a_leader_commits_what_becomes_durable_without_effects_only_while_its_record_is_settled() -> None:
-    """If its own disk is the last member, the fast path commits like the event does. A leader that may have to write
-    its record, resigns, or has followed since, handles the event."""
+class Taken(NamedTuple):
+    """How a replica took an event: by an early exit or not, and its effects."""
+
+    early: bool
+    effects: list[fx.Effect]
+
+
+def taken(replica: Replica, event: ev.Persisted | ev.AppliedTo, now_ms: int) -> Taken:
+    """Step `replica`. An early exit has the effects, and leaves the state, that the event has without it; one that
+    leaves the event to the usual rules has changed nothing."""
+    twin, before = deepcopy(replica), deepcopy(replica)
+    early = replica_module._EARLY[type(event)](replica, event, now_ms)
+    usual = twin._step_usual(event, now_ms)
+    if early is None:
+        assert (replica._state, replica._role_state) == (before._state, before._role_state)
+        assert replica.step(event, now_ms) == usual
+    else:
+        assert early == usual
+    assert (replica._state, replica._role_state) == (twin._state, twin._role_state)
+    return Taken(early is not None, list(usual))
+
+
+def test_a_leader_commits_what_becomes_durable_early_only_while_its_record_is_settled() -> None:
+    """If its own disk is the last member, the early exit commits as the usual rules do. A leader that may have to write
+    its record, resigns, or has followed since, goes by those."""
     group = StreamedGroup.joined()
     group.slow_disks.add("n1")
     group.append()
     group.exchange("n2", "n3")
     leader = group.leader
     assert leader.high_watermark == 2
-    twins = [deepcopy(leader) for _ in range(3)]
-    assert leader.persisted_quietly(3, group.now_ms) == 3
-    assert twins[0].step(ev.Persisted(3), group.now_ms) == [fx.Apply(3)]
-    assert twins[0]._state == leader._state
-    isolated = twins[1]._leader
+    twins = [deepcopy(leader) for _ in range(2)]
+    assert taken(leader, ev.Persisted(3), group.now_ms) == Taken(early=True, effects=[fx.Apply(3)])
+    isolated = twins[0]._leader
     assert isolated is not None
     isolated.isolation.check_at_ms = 0
-    assert twins[1].persisted_quietly(3, group.now_ms) is None
-    assert twins[1].durable == 2
-    twins[2].step(ev.Resign(None), group.now_ms)
-    assert twins[2].persisted_quietly(3, group.now_ms) is None
-    assert not twins[2].settled
+    assert not taken(twins[0], ev.Persisted(3), group.now_ms).early
+    twins[1].step(ev.Resign(None), group.now_ms)
+    assert not taken(twins[1], ev.Persisted(3), group.now_ms).early
 
 
-def test_a_report_of_the_disk_from_before_a_truncation_is_no_matter_of_the_short_way() -> None:
-    """While a truncation is under way, a report means the log before it: its entries may be the ones that go. The short
-    way leaves it, unchanged, to the event, which ignores it; at a follower in the stream and at a settled leader."""
+def test_an_acknowledged_run_lets_a_leader_that_is_not_settled_write_its_record() -> None:
+    """Its write may wait for the acknowledgement: a leader that resigns hands over with the last one."""
+    group = StreamedGroup.joined(TWO)
+    group.append()
+    group.receive("n2", group.sealed("n2"))
+    leader = group.leader
+    leader.step(ev.TransferLeadership("n2", group.now_ms + 60_000), group.now_ms)
+    effects = leader.step(ev.RunAcknowledged("n2", join_of(group, "n2"), 3), group.now_ms)
+    assert effects == [fx.Apply(3)]
+    (write,) = leader.step(ev.AppliedTo(3), group.now_ms)
+    assert isinstance(write, fx.WriteRecord)
+    leader = StreamedGroup.joined(TWO).leader
+    state = leader._leader
+    assert state is not None
+    state.stalled = frozenset((Member("n2", 1),))
+    effects = leader.step(ev.RunAcknowledged("n2", state.followers["n2"].join, 2), group.now_ms)
+    assert [type(effect) for effect in effects] == [fx.WriteRecord]
+
+
+def test_a_report_of_the_disk_from_before_a_truncation_has_no_early_exit() -> None:
+    """While a truncation is under way, a report means the log before it: its entries may be the ones that go. It is
+    ignored, at a follower in the stream and at a settled leader."""
     group = StreamedGroup.joined()
     group.slow_disks.update(("n1", "n2"))
     group.append(2)
     group.receive("n2", group.sealed("n2"))
     for node in ("n1", "n2"):
         replica = group.replicas[node]
-        assert deepcopy(replica).persisted_quietly(4, group.now_ms) is not None, "without a truncation it is taken"
+        assert taken(deepcopy(replica), ev.Persisted(4), group.now_ms).early, "without a truncation it is taken"
         replica._state.pending_truncations = 1
-        before, twin = deepcopy(replica), deepcopy(replica)
-        assert replica.persisted_quietly(4, group.now_ms) is None
-        assert twin.step(ev.Persisted(4), group.now_ms) == []
-        for one in (replica, twin):
-            assert one._state == before._state
-            assert one._role_state == before._role_state
+        before = deepcopy(replica)
+        assert taken(replica, ev.Persisted(4), group.now_ms) == Taken(early=False, effects=[])
+        assert (replica._state, replica._role_state) == (before._state, before._role_state)
 
 
-def test_an_applied_entry_that_a_confirmed_read_waits_for_is_no_matter_of_the_short_way() -> None:
-    """The event answers the read; the short way has no effects, so it leaves the event to the core."""
+def test_an_applied_entry_that_a_confirmed_read_waits_for_has_no_early_exit() -> None:
+    """The usual rules answer the read; the early exit has no effects."""
     group = StreamedGroup.joined()
     leader = group.leader
     role_state = leader._leader
     assert role_state is not None
-    assert deepcopy(leader).applied_quietly(leader.leo)
+    assert taken(deepcopy(leader), ev.AppliedTo(leader.leo), group.now_ms) == Taken(early=True, effects=[])
     leader._state.progress.hw += 1  # committed, not applied
     leader._state.progress.leo += 1
     leader._state.progress.durable += 1
@@ -508,10 +563,8 @@ def test_an_applied_entry_that_a_confirmed_read_waits_for_is_no_matter_of_the_sh
         ok = LeadershipCheckOk(leader.epoch, 1, check.nonce, leader.leo)
         assert fx.ReadReady((7,)) not in leader.step(ev.Received(node, ok), group.now_ms)
     assert role_state.reads.confirmed
-    before = deepcopy(leader._state)
-    assert not leader.applied_quietly(leader.leo)
-    assert leader._state == before
-    assert leader.step(ev.AppliedTo(leader.leo), group.now_ms) == [fx.ReadReady((7,))]
+    answered = Taken(early=False, effects=[fx.ReadReady((7,))])
+    assert taken(leader, ev.AppliedTo(leader.leo), group.now_ms) == answered
 
 
 def test_a_copy_whose_store_is_beyond_its_log_takes_no_run() -> None:
@@ -522,10 +575,11 @@ def test_a_copy_whose_store_is_beyond_its_log_takes_no_run() -> None:
     follower = group.replicas["n2"]
     run = group.sealed("n2").runs[0]
     sound = deepcopy(follower)
-    assert sound.stream_accept("n1", run.epoch, run.start, run.entry_count, group.now_ms)
-    follower.must_replay(run.epoch, run.start + 5)
+    received = ev.RunReceived("n1", run.epoch, run.start, run.entry_count)
+    assert sound.step(received, group.now_ms)
+    follower.step(ev.RowsMissing(run.epoch, run.start + 5), group.now_ms)
     before = deepcopy(follower._state)
-    assert follower.stream_accept("n1", run.epoch, run.start, run.entry_count, group.now_ms) == 0
+    assert follower.step(received, group.now_ms) == []
     assert follower._state == before
 
 
@@ -543,7 +597,7 @@ def test_a_broken_connection_ends_the_join_of_a_stream() -> None:
     group.deliver("n1", ev.LinkDown("n2"))
     assert leader.followers["n2"].join == 0
     assert group.leader.stream_commit("n2", run) is Commit.LEFT
-    assert group.leader.stream_acknowledged("n2", run, group.now_ms) == 0
+    assert group.leader.step(ev.RunAcknowledged("n2", join, run.end), group.now_ms) == []
     assert leader.acked.get(Member("n2", 1), 0) < run.end
     streamed = list(group.streamed)
     group.append()

@@ -149,12 +149,12 @@ def test_a_replica_without_space_for_a_barrier_accepts_no_nomination() -> None:
     """H38: it sends nothing, with a reason; once there is space again it accepts the next nomination normally."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
-    replica.set_disk_full(True)
+    replica.step(ev.DiskFull(full=True), 0)
     replica.step(ev.RecordSeen(nominated()), 0)
     assert replica.step(ev.EpochPersisted(5), 0) == []
     assert (replica.role, replica.leo) == (ReplicaRole.IDLE, 20)
     assert replica.reason.startswith("out-of-storage:")
-    replica.set_disk_full(False)
+    replica.step(ev.DiskFull(full=False), 0)
     replica.step(ev.RecordSeen(nominated(epoch=6, version=12)), 0)
     assert fx.AppendBarrier(6, 20) in replica.step(ev.EpochPersisted(6), 0)
 
