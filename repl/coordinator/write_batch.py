@@ -371,13 +371,13 @@ class WriteBatch:
         if len(content.value) > self._quiet_bytes:
             check_size(len(content.value), key, self.limits, self._bucket_properties, self.warned)
         name = (key.bucket, key.key)
-        pending, row = self._newest(hash64, name)
+        pending, stored = self._newest(hash64, name)
         if not (request_id or content.tombstone or condition is not None):
-            common = self._write_common(name, hash64, content, context, pending, row)
+            common = self._write_common(name, hash64, content, context, pending, stored)
             if common is not None:
                 return common
         properties = self._bucket_properties
-        current = None if row is None else CurrentVersion(decode_key_row(row), pending)
+        current = None if stored is None else CurrentVersion(decode_key_row(stored), pending)
         if request_id:
             if len(request_id) > REQUEST_ID_BYTES_MAX:
                 raise BadInput(f"a request id of {len(request_id)} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed")
@@ -474,15 +474,15 @@ class WriteBatch:
             self._enter(key.bucket)
         seen = None if leaving else peek_summary(payload)
         name = (key.bucket, key.key)
-        pending, row = self._newest(hash64, name)
+        pending, stored = self._newest(hash64, name)
         if seen is not None and self.partition.actor_prefix not in seen[0]:
-            common = self._push_common(name, hash64, origin, payload, seen, pending, row)
+            common = self._push_common(name, hash64, origin, payload, seen, pending, stored)
             if common is not None:
                 return common
         summary = summarize_encoded(payload)
         if self._actor in summary.clock:
             self._check_pushed_clock(decode_clock(summary.clock))
-        current = None if row is None else CurrentVersion(decode_key_row(row), pending)
+        current = None if stored is None else CurrentVersion(decode_key_row(stored), pending)
         leaving = leaving and summary.tombstone and self._bucket_properties.repl_reap
         if current is None:
             answer, end = self._push_of_reaped(item, summary, hash64, leaving=leaving)

@@ -415,7 +415,7 @@ class Runtime:
         apply step."""
         partitions, now_ms = self.partitions, self.time.now_ms()
         applied: list[tuple[Partition, Sequence[Entry]]] = []
-        followed: list[tuple[Partition, Sequence[fx.Effect]]] = []
+        followed: list[tuple[Partition, fx.Effects]] = []
         for partition_id, entries, _ in steps:
             partition = partitions.get(partition_id)
             if not entries or partition is None:
