@@ -446,7 +446,7 @@ class Runtime:
     def _perform(self, partition: Partition, effects: Sequence[fx.Effect], now_ms: int) -> fx.AppendRefused | None:
         """Carry out effects in order; returns the refusal among them, if any."""
         refused: fx.AppendRefused | None = None
-        runs: list[EncodedRun] = []
+        runs: Sequence[EncodedRun] = ()
         for effect in effects:
             match effect:  # the effects of a write first
                 case fx.Apply():
