@@ -56,7 +56,6 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import (
     OBJECT_VERSION,
     TOMBSTONE,
-    Content,
     Object,
     Summary,
     decode_object,
@@ -103,6 +102,7 @@ _new: Final[Any] = tuple.__new__
 
 _LENGTH: Final = Struct(">I").pack
 _HASH: Final = Struct(">Q").pack
+_VERSION: Final = (ENTRY_VERSION,)
 _DATA: Final = int(EntryKind.DATA)
 _REAP: Final = int(EntryKind.REAP)
 
@@ -333,7 +333,7 @@ class WriteBatch:
         """The newest entry of (bucket, key) that is not applied, and the row of its newest version; None without."""
         entry = self.new_rows.get(name) or self._pending_rows.get(name)
         if entry is None:
-            return None, self.store.key_row(self.partition.id, hash64, *name)
+            return None, self.store.key_row(self.partition.id, hash64, name[0], name[1])
         return entry, entry.row if entry.kind != _REAP else None
 
     def _enter(self, bucket: bytes) -> None:
@@ -366,16 +366,46 @@ class WriteBatch:
     def write(self, request: WriteRequest, hash64: int) -> Decision:
         """Add the entry of a client's write, unless it makes none. Raises BadInput, Corruption."""
         key, content, context, request_id, _, condition = request
-        if key.bucket != self._bucket:
-            self._enter(key.bucket)
-        if len(content.value) > self._quiet_bytes:
-            check_size(len(content.value), key, self.limits, self._bucket_properties, self.warned)
-        name = (key.bucket, key.key)
+        value, content_type, content_encoding, metadata, links, indexes, tombstone = content
+        _, bucket, key_name = key
+        if bucket != self._bucket:
+            self._enter(bucket)
+        if len(value) > self._quiet_bytes:
+            check_size(len(value), key, self.limits, self._bucket_properties, self.warned)
+        name = bucket, key_name
         pending, stored = self._newest(hash64, name)
-        if not (request_id or content.tombstone or condition is not None):
-            common = self._write_common(name, hash64, content, context, pending, stored)
-            if common is not None:
-                return common
+        if request_id or tombstone or condition is not None:
+            return self._write_usual(request, hash64, pending, stored)
+        actor, now_ms, offset = self._actor, self.now_ms, self.next_offset
+        counter = self.epoch << OFFSET_BITS | offset
+        if stored is None:
+            if context or pending is not None or name in self._reaped:
+                return self._write_usual(request, hash64, pending, stored)
+            clock: bytes = _pack(((actor, counter, now_ms // 1000),))
+            change, previous = 0, NO_OFFSET
+        elif context:
+            old_clock, old_hash, _, _, _, old_tombstone, previous = decode_key_row(stored)
+            if encode_clock(context) != old_clock or len(context) >= CLOCK_ENTRIES_MAX:
+                return self._write_usual(request, hash64, pending, stored)
+            clock = encode_clock(increment(context, actor, counter, now_ms // 1000))
+            change = leaf(bucket, key_name, old_clock, old_hash, tombstone=old_tombstone)
+        else:
+            return self._write_usual(request, hash64, pending, stored)
+        sibling = actor, counter, now_ms, False, value, content_type, content_encoding, metadata, links, indexes
+        payload: bytes = _pack((OBJECT_VERSION, clock, (sibling,)))
+        object_hash = xxh64_intdigest(payload)
+        change ^= xxh64_intdigest(self._bucket_head + _LENGTH(len(key_name)) + key_name + clock + _HASH(object_hash))
+        row = _pack((KEY_ROW_VERSION, clock, object_hash, now_ms, len(payload), 1, False, offset))
+        self.put_count += 1
+        end = self._add_entry(
+            _DATA, name, hash64, change, previous, row, payload, self.cluster_uuid, b"", self._made_bytes
+        )
+        return _new(WriteResult, (payload, clock, 1, True, False, "")), end
+
+    def _write_usual(self, request: WriteRequest, hash64: int, pending: Entry | None, stored: bytes | None) -> Decision:
+        """`write` of what is not common, for a key whose newest row is `stored`. Raises BadInput, Corruption."""
+        key, content, context, request_id, _, condition = request
+        name = (key.bucket, key.key)
         properties = self._bucket_properties
         current = None if stored is None else CurrentVersion(decode_key_row(stored), pending)
         if request_id:
@@ -423,43 +453,6 @@ class WriteBatch:
         self.add_object(key, hash64, current, encoded, summary, self.cluster_uuid, request_id)
         return WriteResult(encoded, summary.clock, summary.sibling_count), offset + 1
 
-    def _write_common(
-        self,
-        name: tuple[bytes, bytes],
-        hash64: int,
-        content: Content,
-        context: Clock | None,
-        pending: Entry | None,
-        row: bytes | None,
-    ) -> Decision | None:
-        """`write` of a value, without request id and condition, that replaces all that the key holds; None for any
-        other. Raises TooLarge, CodecError."""
-        actor, now_ms = self._actor, self.now_ms
-        counter = self.epoch << OFFSET_BITS | self.next_offset
-        if row is None:
-            if context or pending is not None or name in self._reaped:
-                return None
-            clock = encode_clock(((actor, counter, now_ms // 1000),))
-            change, previous = 0, NO_OFFSET
-        elif context:
-            old_clock, old_hash, _, _, _, old_tombstone, previous = decode_key_row(row)
-            if encode_clock(context) != old_clock or len(context) >= CLOCK_ENTRIES_MAX:
-                return None
-            clock = encode_clock(increment(context, actor, counter, now_ms // 1000))
-            change = leaf(*name, old_clock, old_hash, tombstone=old_tombstone)
-        else:
-            return None
-        payload: bytes = _pack((OBJECT_VERSION, clock, ((actor, counter, now_ms, False, *content[:6]),)))
-        object_hash = xxh64_intdigest(payload)
-        key = name[1]
-        change ^= xxh64_intdigest(self._bucket_head + _LENGTH(len(key)) + key + clock + _HASH(object_hash))
-        row = _pack((KEY_ROW_VERSION, clock, object_hash, now_ms, len(payload), 1, False, self.next_offset))
-        self.put_count += 1
-        end = self._add_entry(
-            _DATA, name, hash64, change, previous, row, payload, self.cluster_uuid, b"", self._made_bytes
-        )
-        return _new(WriteResult, (payload, clock, 1, True, False, "")), end
-
     # -- pushes ---------------------------------------------------------------------------------------
 
     def push(self, item: PushItem, hash64: int) -> Decision:
@@ -475,10 +468,35 @@ class WriteBatch:
         seen = None if leaving else peek_summary(payload)
         name = (key.bucket, key.key)
         pending, stored = self._newest(hash64, name)
-        if seen is not None and self.partition.actor_prefix not in seen[0]:
-            common = self._push_common(name, hash64, origin, payload, seen, pending, stored)
-            if common is not None:
-                return common
+        prefix = self.partition.actor_prefix
+        if seen is None or prefix in seen[0]:
+            return self._push_usual(item, hash64, pending, stored)
+        clock, their_clock, object_hash, modified_ms, tombstone = seen
+        change, previous = 0, NO_OFFSET
+        if stored is None:
+            if pending is not None or name in self._reaped:
+                return self._push_usual(item, hash64, pending, stored)
+        else:
+            old_clock, old_hash, _, _, _, old_tombstone, previous = decode_key_row(stored)
+            if not of_one_writer(old_clock, clock):
+                if old_clock == clock or prefix in old_clock:
+                    return self._push_usual(item, hash64, pending, stored)
+                old = decode_clock(old_clock)
+                if not descends(their_clock, old) or descends(old, their_clock):
+                    return self._push_usual(item, hash64, pending, stored)
+            change = leaf(key.bucket, key.key, old_clock, old_hash, tombstone=old_tombstone)
+        if not tombstone:
+            size = _LENGTH(len(key.key))
+            change ^= xxh64_intdigest(self._bucket_head + size + key.key + clock + _HASH(object_hash))
+        row = _pack((KEY_ROW_VERSION, clock, object_hash, modified_ms, len(payload), 1, tombstone, self.next_offset))
+        limit = self.limits.entry_bytes
+        return APPLIED, self._add_entry(_DATA, name, hash64, change, previous, row, payload, origin, b"", limit)
+
+    def _push_usual(self, item: PushItem, hash64: int, pending: Entry | None, stored: bytes | None) -> Decision:
+        """`push` of what is not common, for a key whose newest row is `stored`. Raises BadInput, Corruption,
+        StalePush."""
+        key, origin, payload, leaving = item
+        name = (key.bucket, key.key)
         summary = summarize_encoded(payload)
         if self._actor in summary.clock:
             self._check_pushed_clock(decode_clock(summary.clock))
@@ -531,39 +549,6 @@ class WriteBatch:
         offset, made = self.next_offset, outcome is not PushOutcome.APPLIED
         self.add_object(key, hash64, current, payload, summary, origin, b"", kind, made=made)
         return PushResult(outcome, None, met), offset + 1
-
-    def _push_common(
-        self,
-        name: tuple[bytes, bytes],
-        hash64: int,
-        origin: bytes,
-        payload: bytes,
-        seen: tuple[bytes, Clock, int, int, bool],
-        pending: Entry | None,
-        row: bytes | None,
-    ) -> Decision | None:
-        """`push` of an object of one sibling, as `peek_summary` has `seen` it, that names no write of this partition
-        and replaces all that the key holds, which has none either; None for any other. Raises TooLarge, CodecError."""
-        clock, their_clock, object_hash, modified_ms, tombstone = seen
-        change, previous = 0, NO_OFFSET
-        if row is None:
-            if pending is not None or name in self._reaped:
-                return None
-        else:
-            old_clock, old_hash, _, _, _, old_tombstone, previous = decode_key_row(row)
-            if not of_one_writer(old_clock, clock):
-                if old_clock == clock or self.partition.actor_prefix in old_clock:
-                    return None
-                old = decode_clock(old_clock)
-                if not descends(their_clock, old) or descends(old, their_clock):
-                    return None
-            change = leaf(*name, old_clock, old_hash, tombstone=old_tombstone)
-        if not tombstone:
-            key = name[1]
-            change ^= xxh64_intdigest(self._bucket_head + _LENGTH(len(key)) + key + clock + _HASH(object_hash))
-        row = _pack((KEY_ROW_VERSION, clock, object_hash, modified_ms, len(payload), 1, tombstone, self.next_offset))
-        limit = self.limits.entry_bytes
-        return APPLIED, self._add_entry(_DATA, name, hash64, change, previous, row, payload, origin, b"", limit)
 
     def _push_leaving(
         self, key: Key, hash64: int, current: CurrentVersion, item: PushItem, summary: Summary
@@ -748,13 +733,15 @@ class WriteBatch:
     ) -> int:
         """Add the next entry of (bucket, key), encoded once; returns the offset after it. Raises TooLarge."""
         offset = self.next_offset
+        bucket, key = name
         fields = (
-            kind, self.epoch, offset, 0, request_id, origin, self.now_ms, hash64, change, previous, *name, row, payload,
+            kind, self.epoch, offset, 0, request_id, origin, self.now_ms, hash64, change, previous, bucket, key, row,
+            payload,
         )  # fmt: skip
-        wire: bytes = _pack((ENTRY_VERSION, *fields))
+        wire: bytes = _pack(_VERSION + fields)
         if len(wire) > limit_bytes:
             raise self.too_long(wire)
-        entry: Entry = _new(Entry, (*fields, wire))
+        entry: Entry = _new(Entry, fields + (wire,))  # noqa: RUF005 -- a third of the time of (*fields, wire)
         self.entries.append(entry)
         self.new_rows[name] = entry
         self.next_offset = offset + 1

@@ -28,6 +28,7 @@ OF_WRITES = [
     "write_batch:encode_with_summary",
     "write_batch:leaf",
     "write_batch:WriteBatch.write",
+    "write_batch:WriteBatch._write_usual",
     "write_batch:WriteBatch.add_object",
     "write_batch:WriteBatch.add_object after",
     "write_batch:WriteBatch._add_entry",
@@ -35,8 +36,7 @@ OF_WRITES = [
     "coordinator:key_hash",
 ]
 OF_COMMON_WRITES = [
-    "write_batch:WriteBatch._write_common",
-    "write_batch:WriteBatch._write_common after",
+    "write_batch:WriteBatch.write after",
     "write_batch:_pack",
     "write_batch:xxh64_intdigest",
 ]
@@ -46,7 +46,7 @@ OF_PUSHES = [
     "write_batch:pushed",
     "write_batch:encode_with_summary",
     "write_batch:WriteBatch.push",
-    "write_batch:WriteBatch._push_common",
+    "write_batch:WriteBatch._push_usual",
     "write_batch:WriteBatch.add_object",
     "write_batch:WriteBatch.add_object after",
     "write_batch:WriteBatch._add_entry after",

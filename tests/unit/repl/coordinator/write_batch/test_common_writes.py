@@ -20,6 +20,7 @@ from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, encode_cloc
 from isthmus.repl.store.port import PartitionStep
 from tests.support.coordinator_cluster import OTHER, UUID, FakePartition
 from tests.support.memory_store import MemoryStore
+from tests.support.usual_rules import without_early_exit
 
 LIMITS = WriteLimits(object_bytes=300, sibling_count=3, entry_bytes=700, object_warn_bytes=200)
 PROPERTIES = TypeProperties(
@@ -82,25 +83,17 @@ class History:
 
     def one_by_one(self, requests: Sequence[WriteRequest | PushItem]) -> tuple[WriteBatch, list[object], int]:
         batch = self.batch()
-        without_early_exits(batch)
         results: list[object] = []
         end = 0
         for request in requests:
             hash64 = key_hash(request.key.bucket, request.key.key)
             try:
-                if isinstance(request, PushItem):
-                    answer, at = batch.push(request, hash64)
-                else:
-                    answer, at = batch.write(request, hash64)
+                answer, at = without_early_exit(batch, request, hash64)
             except IsthmusError as error:
                 answer, at = error, 0
             results.append(answer)
             end = max(end, at)
         return batch, results, end
-
-
-def without_early_exits(batch: WriteBatch) -> None:
-    batch._write_common = batch._push_common = lambda *_arguments: None  # type: ignore[assignment, method-assign]
 
 
 def comparable(result: object) -> object:
