@@ -1,8 +1,9 @@
 """Writes the generated parts of the reference pages from the product's own definitions: `make docs`.
 
-A generated part stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; everything else on a page is
-written by hand and stays. The texts come from docstrings of settings, the tables of options, properties and metrics,
-and the help of commands. tests/project fails when a page differs from what this module makes.
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`, in scripts between such lines
+after `//`; everything else on a page is written by hand and stays. The texts come from docstrings of settings, the
+tables of options, properties and metrics, the help of commands, and the descriptions of nouns. tests/project fails when
+a page differs from what this module makes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
+from msgspec import inspect as inspect_types
 
 from isthmus.config import sample
 from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES
@@ -28,10 +31,16 @@ from isthmus.node.cli.credentials import ConnectionOption
 from isthmus.node.cli.exit_codes import MEANINGS
 from isthmus.node.cli.main import NOUNS, root
 from isthmus.node.daemon import METRICS
+from isthmus.node.nouns.description import DescribedNoun
+from isthmus.node.nouns.nouns import NOUNS as NOUNS_DESCRIBED
 from isthmus.node.observability.metrics import kind_of
 from isthmus.node.services.history_series import SERIES, name_of
 
 DOCS: Final = Path(__file__).parent
+
+SCRIPT_TYPES: Final = "../node/dashboard/static/js/types.d.ts"
+"""What the dashboard's JavaScript is checked against."""
+
 WIDTH: Final = 120
 """Longest line of running text, as in the pages."""
 
@@ -113,18 +122,23 @@ def blocks() -> dict[str, dict[str, str]]:
             "exit codes": table(("code", "meaning"), ((str(int(code)), text) for code, text in MEANINGS.items())),
             "reference": commands_reference(),
         },
+        SCRIPT_TYPES: {"nouns": "\n\n".join(interfaces(NOUNS_DESCRIBED))},
     }
 
 
 def rewrite(page: str, parts: Mapping[str, str]) -> str:
     """The page with its generated parts replaced. Raises ValueError unless it has just these places."""
-    pattern = re.compile(r"<!-- generated: (.+?) -->\n.*?<!-- end of \1 -->", re.DOTALL)
-    names = [match[1] for match in pattern.finditer(page)]
+    pattern = re.compile(r"(?P<open><!-- |// )generated: (?P<name>[^\n]+?)(?P<close> -->|(?=\n))\n.*?"
+                         r"(?P=open)end of (?P=name)(?P=close)", re.DOTALL)  # fmt: skip
+    names = [match["name"] for match in pattern.finditer(page)]
     if sorted(names) != sorted(parts):
         raise ValueError(f"places for generated parts {sorted(names)}, but there are {sorted(parts)}")
-    return pattern.sub(
-        lambda match: f"<!-- generated: {match[1]} -->\n{parts[match[1]]}\n<!-- end of {match[1]} -->", page
-    )
+
+    def made(match: re.Match[str]) -> str:
+        begin, name, end = match["open"], match["name"], match["close"]
+        return f"{begin}generated: {name}{end}\n{parts[name]}\n{begin}end of {name}{end}"
+
+    return pattern.sub(made, page)
 
 
 def stale_pages() -> dict[str, str]:
@@ -145,7 +159,7 @@ def main() -> None:
     """Rewrite the pages that are not current, and print their names."""
     for name, text in stale_pages().items():
         (DOCS / name).write_text(text)
-        sys.stdout.write(f"docs/{name}\n")
+        sys.stdout.write(f"{(DOCS / name).resolve().relative_to(DOCS.parent)}\n")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -153,6 +167,73 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     titles = tuple(head)
     lines = [titles, tuple("---" for _ in titles), *(tuple(row) for row in rows)]
     return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in lines)
+
+
+# The types of the dashboard's JavaScript
+
+
+def interfaces(nouns: Iterable[DescribedNoun]) -> Iterator[str]:
+    """An interface for each struct that the nouns' routes answer with, those first that others name."""
+    done: set[type[msgspec.Struct]] = set()
+
+    def of(struct: type[msgspec.Struct]) -> Iterator[str]:
+        if struct in done:
+            return
+        done.add(struct)
+        described = inspect_types.type_info(struct)
+        assert isinstance(described, inspect_types.StructType)
+        for part in described.fields:
+            for named in _structs_of(part.type):
+                yield from of(named)
+        lines = (f"  {part.encode_name}: {script_type(part.type)};" for part in described.fields)
+        yield "\n".join((f"export interface {struct.__name__} {{", *lines, "}"))
+
+    for noun in nouns:
+        for _, _, answer in noun.answers():
+            yield from of(answer)
+
+
+def script_type(kind: inspect_types.Type) -> str:
+    """The type of a field, as TypeScript writes it."""
+    match kind:
+        case inspect_types.Metadata(type=inner):
+            return script_type(inner)
+        case inspect_types.UnionType(types=types):
+            return " | ".join(map(script_type, types))
+        case inspect_types.ListType(item_type=item):
+            text = script_type(item)
+            return f"({text})[]" if " " in text else f"{text}[]"
+        case inspect_types.DictType(value_type=value):
+            return f"Record<string, {script_type(value)}>"
+        case inspect_types.StructType(cls=struct):
+            return struct.__name__
+        case inspect_types.StrType():
+            return "string"
+        case inspect_types.IntType() | inspect_types.FloatType():
+            return "number"
+        case inspect_types.BoolType():
+            return "boolean"
+        case inspect_types.LiteralType(values=values):
+            return " | ".join(map(json.dumps, values))
+        case inspect_types.NoneType():
+            return "null"
+        case _:
+            raise ValueError(f"no type of JavaScript for {kind}")
+
+
+def _structs_of(kind: inspect_types.Type) -> Iterator[type[msgspec.Struct]]:
+    match kind:
+        case inspect_types.StructType(cls=struct):
+            yield struct
+        case inspect_types.Metadata(type=inner) | inspect_types.ListType(item_type=inner):
+            yield from _structs_of(inner)
+        case inspect_types.DictType(value_type=inner):
+            yield from _structs_of(inner)
+        case inspect_types.UnionType(types=types):
+            for each in types:
+                yield from _structs_of(each)
+        case _:
+            return
 
 
 # The Python API

@@ -34,9 +34,10 @@ from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
 from isthmus.node.http.answer_texts import links_sentence
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.health import NodeStatus, add_health
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused, refusal, refusal_in_json
+from isthmus.node.nouns.requests import AuditedRequest
 from isthmus.node.observability.version import program_version
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.cluster_query import TIMEOUT_MS, Query

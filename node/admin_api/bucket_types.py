@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -16,21 +16,29 @@ from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
 from isthmus.config.text import no_such
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.acting_user import acting_user
-from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, right
+from isthmus.node.http.application import Request
+from isthmus.node.http.json_body import add_noun, struct_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.bucket_type import (
+    BUCKET_TYPE,
+    CREATE,
+    BucketTypeCreated,
+    BucketTypeRow,
+    BucketTypes,
+    BucketTypeShown,
+    CreateBucketTypeRequest,
+    PartitionPlace,
+    PlacedPartition,
+)
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.option_status import option_rows
 from isthmus.repl.controller.bucket_properties import PropertyScope
 from isthmus.repl.controller.bucket_types import PLACEMENTS, BucketTypeExists, BucketTypeSpec, create_bucket_type
 from isthmus.repl.controller.dynamic_options import WHO_MAX, Setting
 from isthmus.repl.controller.placement import (
-    PARTITIONS_MAX,
-    REPLICAS_MAX,
     BadReplicaMap,
     checked_replica_map,
-    replica_map_document,
 )
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 
@@ -41,31 +49,17 @@ POLL_S: Final = 0.05
 """Interval of the checks in between."""
 
 
-class CreateBucketTypeRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Create a bucket type: with a number of partitions and a replication factor, or with a replica map."""
-
-    partition_count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)] | None = None
-    replication_factor: Annotated[int, msgspec.Meta(ge=1, le=REPLICAS_MAX)] | None = None
-    placement: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(PLACEMENTS)})] | None = None
-    partitions: Annotated[Any, msgspec.Meta(description="A replica map, see docs/topologies.md.")] = msgspec.UNSET
-    min_isr: Annotated[Any, msgspec.Meta(description="As the option min-isr of the bucket type.")] = None
-    props: Annotated[dict[str, Any], right('an object, for instance {"allow_mult": false}')] | None = None
-    dry_run: DryRun = False
-
-
 class BucketTypesAdmin:
     """Routes over the bucket types of the cluster."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
-        router.add("GET", "/admin/bucket-types", self.listed)
-        router.add("GET", "/admin/bucket-types/{name}", self.shown)
-        router.add("POST", "/admin/bucket-types/{name}", BodyHandler(CreateBucketTypeRequest, self.create))
+        add_noun(router, BUCKET_TYPE, self.listed, self.shown, {CREATE: self.create})
 
     async def listed(self, _request: Request) -> Reply:
         """Every bucket type."""
         kinds = sorted({record.bucket_type for record in self._services.controller.records.values()})
-        return json_reply({"bucket_types": [self._row(kind) for kind in kinds]})
+        return struct_reply(BucketTypes([self._row(kind) for kind in kinds]))
 
     async def shown(self, request: Request) -> Reply:
         """One bucket type with its placement: by node, and by node id as in placement files (null for a node that is
@@ -77,20 +71,21 @@ class BucketTypesAdmin:
             raise RequestRefused(404, "unknown-bucket-type", no_such("bucket type", name, known))
         ids = {found.node: found.id for found in self._services.controller.registrations.values()}
         partitions = [
-            {
-                "id": record.index,
-                "replicas": [ids.get(node) for node in record.staying],
-                "nodes": list(record.staying),
-                "adding": list(record.adding),
-                "removing": list(record.removing),
-                "partition": record.partition,
-                "leader": None if record.leader is None else record.leader.node,
-                "status": record.status.value,
-            }
+            PlacedPartition(
+                record.index,
+                replicas=[ids.get(node) for node in record.staying],
+                nodes=list(record.staying),
+                adding=list(record.adding),
+                removing=list(record.removing),
+                partition=record.partition,
+                leader=None if record.leader is None else record.leader.node,
+                status=record.status.value,
+            )
             for record in records
         ]
         properties = self._services.properties.rows(PropertyScope(name))
-        return json_reply({**self._row(name), "partitions": partitions, "properties": properties})
+        row = msgspec.structs.asdict(self._row(name))
+        return struct_reply(BucketTypeShown(**row, partitions=partitions, properties=properties))
 
     async def create(self, request: Request, body: CreateBucketTypeRequest) -> Reply:
         """Create a bucket type, or show what would be created."""
@@ -119,9 +114,8 @@ class BucketTypesAdmin:
         if outcome == "created":
             await self._online(name, len(replica_map))
         online = sum(record.status is PartitionStatus.ONLINE for record in self._records(name))
-        return json_reply(
-            {"outcome": outcome, "bucket_type": name, "online": online, **replica_map_document(replica_map)}
-        )
+        places = [PartitionPlace(n, list(replicas)) for n, replicas in enumerate(replica_map)]
+        return struct_reply(BucketTypeCreated(outcome, name, online, places))
 
     def _wanted(self, name: str, body: CreateBucketTypeRequest) -> BucketTypeSpec:
         partition_count, factor = body.partition_count, body.replication_factor
@@ -164,7 +158,7 @@ class BucketTypesAdmin:
         found = [record for record in self._services.controller.records.values() if record.bucket_type == name]
         return sorted(found, key=lambda record: record.index)
 
-    def _row(self, name: str) -> dict[str, Any]:
+    def _row(self, name: str) -> BucketTypeRow:
         controller, records = self._services.controller, self._records(name)
         (min_isr,) = option_rows(
             controller.options, controller.records, self._services.options, names=[MIN_ISR], bucket_type=name
@@ -173,18 +167,18 @@ class BucketTypesAdmin:
         pending = controller.placement.pending()
         then = sorted({len(pending[r.partition][1] if r.partition in pending else r.staying) for r in records})
         orders = self._orders(records)
-        return {
-            "bucket_type": name,
-            "partition_count": len(records),
-            "replication_factor": factors[0] if len(factors) == 1 else None,
-            "min_isr": min_isr["effective"],
-            "min_isr_set": min_isr["set"],
-            "online": sum(record.status is PartitionStatus.ONLINE for record in records),
-            "in_sync": sum(len(record.isr) >= record.factor for record in records),
-            "changing": sum(bool(record.adding or record.removing) for record in records),
-            "replication_factor_then": then[0] if len(then) == 1 else None,
-            "orders": orders,
-        }
+        return BucketTypeRow(
+            name,
+            partition_count=len(records),
+            replication_factor=factors[0] if len(factors) == 1 else None,
+            min_isr=min_isr.effective,
+            min_isr_set=min_isr.set,
+            online=sum(record.status is PartitionStatus.ONLINE for record in records),
+            in_sync=sum(len(record.isr) >= record.factor for record in records),
+            changing=sum(bool(record.adding or record.removing) for record in records),
+            replication_factor_then=then[0] if len(then) == 1 else None,
+            orders=orders,
+        )
 
     def _orders(self, records: list[PartitionRecord]) -> list[int]:
         """The numbers of pending orders that change partitions of a bucket type."""

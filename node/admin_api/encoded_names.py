@@ -6,8 +6,8 @@ import re
 from typing import Annotated, Final, Literal
 from urllib.parse import unquote_to_bytes
 
-from isthmus.node.http.json_body import right
 from isthmus.node.http.responses import RequestRefused
+from isthmus.node.nouns.requests import right
 
 PERCENT: Final = "percent"
 

@@ -13,8 +13,9 @@ import msgspec
 from isthmus.aae.folds.fold_rpc import page_document, parse_fold_request
 from isthmus.aae.folds.folds import ACTS
 from isthmus.node.http.application import HttpApplication, Request, json_reply
-from isthmus.node.http.json_body import BodyHandler, JsonRequest, right
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply, RequestRefused
+from isthmus.node.nouns.requests import JsonRequest, right
 from isthmus.node.services.container import NodeServices
 
 

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.requests import AuditedRequest, DryRun
 from isthmus.node.services.container import NodeServices
 from isthmus.repl.model.errors import IsthmusError
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from isthmus.config.dynamic_options import OPTIONS, Option
 from isthmus.config.text import no_such
 from isthmus.node.admin_api.acting_user import acting_user
-from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, right
+from isthmus.node.http.application import Request
+from isthmus.node.http.json_body import add_noun, struct_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.option import OPTION, SET, UNSET_IT, ChangeOptionRequest, OptionChange, OptionList, OptionRow
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.option_status import option_rows, waiting, warnings
 from isthmus.node.services.settings_query import differing, nodes_behind, reads, settings_of_nodes
@@ -33,41 +34,22 @@ POLL_S: Final = 0.02
 """Interval of the checks in between."""
 
 
-class ChangeOptionRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Set or unset an option, of the cluster or of one bucket type."""
-
-    value: Annotated[
-        Any, msgspec.Meta(description="The option's value, in the form that its table shows; only to set it.")
-    ] = None
-    bucket_type: str | None = None
-    expected: Annotated[
-        int | str | UnsetType | None,
-        msgspec.Meta(description="The value that is set now, as `set` of the listing has it; null: none. Any other is "
-                     "refused with 409 `changed-meanwhile`. Left out: whatever is set."),
-        right("what the option is set to now: a number, a text, or null"),
-    ] = UNSET  # fmt: skip
-    dry_run: DryRun = False
-
-
 class OptionsAdmin:
     """Routes over the options of the cluster."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
-        router.add("GET", "/admin/options", self.listed)
-        router.add("GET", "/admin/options/{option}", self.shown)
-        router.add("POST", "/admin/options/{option}/set", BodyHandler(ChangeOptionRequest, self.set))
-        router.add("POST", "/admin/options/{option}/unset", BodyHandler(ChangeOptionRequest, self.unset))
+        add_noun(router, OPTION, self.listed, self.shown, {SET: self.set, UNSET_IT: self.unset})
 
     async def listed(self, request: Request) -> Reply:
         """Every option; with ?bucket_type=T the values of that bucket type."""
-        return json_reply(await self._shown(self._rows(None, self._kind(request.query.get("bucket_type")))))
+        return struct_reply(await self._shown(self._rows(None, self._kind(request.query.get("bucket_type")))))
 
     async def shown(self, request: Request) -> Reply:
         """One option."""
         option = self._option(request)
         rows = self._rows([option.name], self._kind(request.query.get("bucket_type")))
-        return json_reply(await self._shown(rows))
+        return struct_reply(await self._shown(rows))
 
     async def set(self, request: Request, body: ChangeOptionRequest) -> Reply:
         """Set an option for the cluster or for one bucket type."""
@@ -133,19 +115,22 @@ class OptionsAdmin:
         """The answer to a change, or (not `changed`) to a dry run: `after` is what is set, or would be."""
         records = self._services.controller.records
         rows = option_rows(after, records, self._services.options, names=[option.name], bucket_type=kind)
-        return json_reply(
-            {
-                "outcome": outcome,
-                "before": None if before is None else before.value,
-                "before_by": None if before is None else before.by,
-                **await self._shown(rows, None if changed else after, after.version if changed else None),
-                "warnings": warnings(after, records, option.name, kind),
-            }
+        shown = await self._shown(rows, None if changed else after, after.version if changed else None)
+        return struct_reply(
+            OptionChange(
+                outcome,
+                before=None if before is None else before.value,
+                before_by=None if before is None else before.by,
+                options=shown.options,
+                behind=shown.behind,
+                unknown=shown.unknown,
+                warnings=warnings(after, records, option.name, kind),
+            )
         )
 
     async def _shown(
-        self, rows: list[dict[str, Any]], wanted: OptionSettings | None = None, version: int | None = None
-    ) -> dict[str, Any]:
+        self, rows: list[OptionRow], wanted: OptionSettings | None = None, version: int | None = None
+    ) -> OptionList:
         """Rows with the nodes where another value is in force; with `wanted` as if these were set. `version`: the nodes
         are given some time to read it."""
         services = self._services
@@ -153,13 +138,13 @@ class OptionsAdmin:
             services.query, services.membership, wanted, lambda answer: reads(answer.options_version, version)
         )
         versions = {node: answer.options_version for node, answer in answers.items() if answer is not None}
-        return {
-            "options": [{**row, "differs": differing(row, answers)} for row in rows],
-            "behind": nodes_behind(versions),
-            "unknown": unknown,
-        }
+        return OptionList(
+            [msgspec.structs.replace(row, differs=differing(row, answers)) for row in rows],
+            behind=nodes_behind(versions),
+            unknown=unknown,
+        )
 
-    def _rows(self, names: list[str] | None, kind: str | None) -> list[dict[str, Any]]:
+    def _rows(self, names: list[str] | None, kind: str | None) -> list[OptionRow]:
         controller = self._services.controller
         return option_rows(
             controller.options, controller.records, self._services.options, names=names, bucket_type=kind

@@ -13,9 +13,10 @@ import msgspec
 from isthmus.config.bucket_properties import PROPERTIES
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, right
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router, encode_segment
+from isthmus.node.nouns.requests import AuditedRequest, DryRun, right
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.settings_query import nodes_behind, reads, settings_of_nodes
 from isthmus.repl.controller.bucket_properties import PropertyScope, PropertySettings
@@ -108,7 +109,7 @@ class PropertiesAdmin:
             {
                 "outcome": outcome,
                 **_named(scope),
-                "properties": properties.rows(scope, settings),
+                "properties": msgspec.to_builtins(properties.rows(scope, settings)),
                 "warnings": properties.notes(scope, [name for name in changed if name in PROPERTIES]),
                 "behind": nodes_behind(versions),
                 "unknown": unknown,

@@ -21,9 +21,10 @@ from isthmus.node.admin_api.history import GONE
 from isthmus.node.admin_api.queue_plan import plan_of
 from isthmus.node.http.answer_limits import TIME_MAX_MS
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, Name, right
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.requests import AuditedRequest, DryRun, Name, right
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.queue_query import (

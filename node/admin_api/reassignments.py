@@ -17,9 +17,10 @@ from isthmus.config.dynamic_options import MOVES_AT_ONCE
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, Name, right
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.requests import AuditedRequest, DryRun, Name, right
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.replica_query import REPLICAS, ReplicaForm

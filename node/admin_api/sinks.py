@@ -21,9 +21,10 @@ from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.admin_api.history import ALL, GONE
 from isthmus.node.http.answer_limits import RETRY_TIMEOUT_MS
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, right
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.requests import AuditedRequest, right
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.dead_letter_query import (

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, Name, right
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router, decode_segment
+from isthmus.node.nouns.requests import AuditedRequest, Name, right
 from isthmus.node.services.container import NodeServices
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 

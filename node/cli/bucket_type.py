@@ -15,6 +15,7 @@ from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.config.text import quantity
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.bucket import PROPERTIES, parse_assignments, set_properties, unset_properties
+from isthmus.node.cli.described_table import table_of
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
@@ -26,19 +27,13 @@ from isthmus.node.cli.output import (
 from isthmus.node.cli.parameters import Count, RenamedOption
 from isthmus.node.cli.partition import read_map
 from isthmus.node.cli.reassignment import set_replication_factor
+from isthmus.node.nouns.bucket_type import BucketTypeRow
 from isthmus.repl.controller.placement import PARTITIONS_MAX, REPLICAS_MAX, replica_map_document
 from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
 
-BUCKET_TYPES: Final = TableSpec(
-    "bucket_type",
-    ("partitions", "partition_count"),
-    "replication_factor",
-    ("min-isr", "min_isr"),
-    "online",
-    "in_sync",
-)
+BUCKET_TYPES: Final = table_of(BucketTypeRow)
 PARTITIONS: Final = TableSpec(
     ("index", "id"), "partition", "leader", "nodes", ("ids", "replicas"), "adding", "removing", "status"
 )

@@ -11,37 +11,22 @@ from urllib.parse import quote
 import click
 
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query, note_other_nodes
+from isthmus.node.cli.described_table import table_of
 from isthmus.node.cli.output import (
     Row,
-    TableSpec,
     cell,
-    column,
-    moment_or_nothing,
     named,
     object_in,
     objects_in,
     printable,
-    value_or_nothing,
 )
 from isthmus.node.cli.parameters import add_old_name
+from isthmus.node.nouns.option import OptionRow
 
 NAME = click.argument("name")
 BUCKET_TYPE = click.option("--bucket-type", metavar="T", help="For this bucket type, not for the cluster.")
 
-OPTIONS: Final = TableSpec(
-    "option",
-    column(
-        "for",
-        lambda row: "cluster" if row.get("bucket_type") is None else f"bucket type {row['bucket_type']}",
-        leave=1,
-    ),
-    column("default", leave=3),
-    ("set", lambda row: "" if row.get("set") is None else row["set"]),
-    "effective",
-    column("from", "origin", leave=2),
-    column("by", value_or_nothing("by"), leave=4),
-    column("when", moment_or_nothing("at_ms"), leave=5),
-)
+OPTIONS: Final = table_of(OptionRow)
 
 
 @click.group("option")

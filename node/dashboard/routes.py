@@ -13,10 +13,11 @@ import msgspec
 from isthmus.node.dashboard.files import DashboardFile, dashboard_files
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.authorization import CREDENTIAL_BYTES_MAX, LOGIN_LINKS, Guard, TokenRole
-from isthmus.node.http.json_body import BodyHandler, JsonRequest
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.http.router import unknown_path
 from isthmus.node.http.sessions import CODE_LIFE_S, LoginSessions
+from isthmus.node.nouns.requests import JsonRequest
 from isthmus.repl.security.tokens import digest_of
 
 CONTENT_SECURITY_POLICY: Final = b"; ".join((

@@ -31,9 +31,10 @@ from isthmus.node.http.application import (
 )
 from isthmus.node.http.authorization import Guard, token_of
 from isthmus.node.http.csrf import OF_BROWSERS, VIA
-from isthmus.node.http.json_body import WORDS_MAX, JsonRequest
 from isthmus.node.http.responses import Headers, Reply, RequestRefused, explanation, status_of
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.nouns import NOUNS
+from isthmus.node.nouns.requests import WORDS_MAX, JsonRequest
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.security.tls import shown_address
@@ -41,10 +42,8 @@ from isthmus.repl.unforeseen import unforeseen
 
 ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/admin/partitions/assign"): "create a bucket type by a replica map",
-    ("POST", "/admin/bucket-types/{name}"): "create bucket type {name}",
     ("POST", "/admin/bucket-types/{name}/replication-factor"): "change replication factor of bucket type {name}",
-    ("POST", "/admin/options/{option}/set"): "set option {option}",
-    ("POST", "/admin/options/{option}/unset"): "unset option {option}",
+    **{("POST", noun.act_path(act)): act.audited for noun in NOUNS for act in noun.acts},
     ("POST", "/admin/bucket-types/{type}/properties/set"): "set properties of bucket type {type}",
     ("POST", "/admin/bucket-types/{type}/properties/unset"): "unset properties of bucket type {type}",
     ("POST", "/admin/buckets/{type}/{bucket}/properties/set"): "set properties of bucket {type}/{bucket}",

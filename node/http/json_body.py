@@ -9,50 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from isthmus.node.http.application import Request
+from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
-
-WORDS_MAX: Final = 1_000
-"""Characters of `by` and of `reason`, which stay in records, listings and logs; more than a sentence needs."""
-
-By = Annotated[
-    str,
-    msgspec.Meta(
-        max_length=WORDS_MAX, description="Name of the person who makes the change; null: the node's own user."
-    ),
-]
-Reason = Annotated[str, msgspec.Meta(max_length=WORDS_MAX, description="Why; shown in listings and logs.")]
-Name = Annotated[str, msgspec.Meta(min_length=1)]
-DryRun = Annotated[bool, msgspec.Meta(description="Only show the effect; nothing is changed.")]
-
-
-class JsonRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all request bodies."""
-
-    def only_reads(self) -> bool:
-        """Whether this request changes nothing: a dry run. It is not recorded in the audit log."""
-        return getattr(self, "dry_run", False) is True
-
-
-class AuditedRequest(JsonRequest, frozen=True, kw_only=True):
-    """A change that is recorded with its author and reason."""
-
-    by: By | None = None
-    reason: Reason | None = None
-
+from isthmus.node.http.router import Router
+from isthmus.node.nouns.description import Act, DescribedNoun
 
 B = TypeVar("B", bound=msgspec.Struct)
-
-
-def right(words: str) -> msgspec.Meta:
-    """Metadata of a field: its error message says that these words would be right."""
-    return msgspec.Meta(extra={"right": words})
 
 
 class BodyHandler(Generic[B]):
@@ -68,6 +36,26 @@ class BodyHandler(Generic[B]):
         body = parse_body(await request.json(), self.model)
         request.model = body
         return await self._handler(request, body)
+
+
+def add_noun(
+    router: Router[Callable[..., Any]],
+    noun: DescribedNoun,
+    listed: Callable[[Request], Awaitable[Reply]],
+    shown: Callable[[Request], Awaitable[Reply]],
+    acts: Mapping[Act, Callable[[Request, Any], Awaitable[Reply]]],
+) -> None:
+    """Add the routes of a noun: its list, one of it, and its acts, all of which must be there."""
+    assert set(acts) == set(noun.acts), noun.name
+    router.add("GET", noun.path, listed)
+    router.add("GET", noun.item_path, shown)
+    for act, handler in acts.items():
+        router.add("POST", noun.act_path(act), BodyHandler(act.request, handler))
+
+
+def struct_reply(answer: msgspec.Struct) -> Reply:
+    """An answer in the form that its struct describes."""
+    return json_reply(msgspec.to_builtins(answer))
 
 
 def parse_body(value: Any, model: type[B]) -> B:

@@ -18,6 +18,7 @@ from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.operations import OBJECT_PATHS, OBJECTS, OperationSpec, operation_of
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.schemas import DOCUMENTS, REF, REFUSAL, REFUSALS, ref
+from isthmus.node.nouns.nouns import NOUNS
 
 OPENAPI_VERSION: Final = "3.1.0"
 PATH: Final = "/openapi.json"
@@ -46,6 +47,9 @@ WORDS: Final[Mapping[int, str]] = {
 }
 """Descriptions of statuses; docs/http.md has the reasons."""
 
+_ANSWERS: Final = {(method, path): answer for noun in NOUNS for method, path, answer in noun.answers()}
+"""(method, path) -> the struct of its answer, which `operations` refers to."""
+
 ANYWHERE: Final = (400, 401, 403, 431, 500, 503)
 """Statuses that any request may be answered with."""
 
@@ -56,6 +60,9 @@ def describe(api: HttpApplication, title: str, version: str, *, objects: bool) -
     models: dict[str, type[msgspec.Struct]] = {}
     for pattern, method, handler in api.router.routes():
         described = _described(method, pattern, _words_of(handler))
+        answer = _ANSWERS.get((method, pattern))
+        if answer is not None:
+            models[answer.__name__] = answer
         if isinstance(handler, BodyHandler):
             models[handler.model.__name__] = handler.model
             described["requestBody"] = _typed_body(handler.model)

@@ -7,12 +7,13 @@ and what a load balancer or a link adds must not fail.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 from isthmus.node.http.object_query import FLAGS, QUORUM_WORDS, QUORUMS, SYNC_WORDS
 from isthmus.node.http.schemas import list_of, ref
+from isthmus.node.nouns.nouns import NOUNS
 from isthmus.repl.model.requests import Isolation
 
 NUMBER: Final = {"type": "string", "pattern": "^[0-9]{1,9}$"}
@@ -205,8 +206,6 @@ ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ("GET", "/admin/events"): _ASKED._replace(
         query={"since": _TIME, "last": _TIME, "limit": _ROWS, "kind": _TEXT_VALUE, **_OF_NODE}
     ),
-    ("GET", "/admin/options"): _ASKED._replace(query=_OF_TYPE),
-    ("GET", "/admin/options/{option}"): _ASKED._replace(query=_OF_TYPE),
     ("GET", "/admin/gaps"): _ASKED._replace(query={"queue": _TEXT_VALUE}),
     ("GET", "/admin/queues/{queue}/peek"): _ASKED._replace(query=_COUNT),
     ("GET", "/admin/queues/{queue}/filter"): _ASKED._replace(
@@ -221,14 +220,29 @@ ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ("GET", "/admin/fullsync/results"): _ASKED._replace(query={"limit": _ROWS, "peer": _TEXT_VALUE, **_OF_NODE}),
     ("GET", "/admin/reconcile/runs/{kind}/{run}"): _ASKED._replace(query=_OF_NODE),
 }
-"""As OPERATIONS, of the admin API."""
+"""As OPERATIONS, of the admin API; `_of_nouns` has those of described nouns."""
+
+
+def _of_nouns() -> Iterator[tuple[tuple[str, str], OperationSpec]]:
+    """(method, path) -> the specification of each route of a noun, with the form of its answer."""
+    for noun in NOUNS:
+        for method, path, answer in noun.answers():
+            usual = _ASKED if method == "GET" else _PUSHED
+            query = {name: {**_TEXT_VALUE, "description": words} for name, words in noun.parameters.items()}
+            yield (
+                (method, path),
+                usual._replace(query=query if method == "GET" else {}, answers={200: {_JSON: ref(answer.__name__)}}),
+            )
+
+
+_NOUN_OPERATIONS: Final = dict(_of_nouns())
 
 
 def operation_of(method: str, pattern: str) -> OperationSpec:
     """The specification of a route; without an entry the usual one of its method: JSON in and out."""
     usual = {"GET": _ASKED, "PUT": _SET, "DELETE": _RESET}.get(method, _PUSHED)
     key = (method, pattern)
-    return OPERATIONS.get(key) or ADMIN_OPERATIONS.get(key, usual)
+    return OPERATIONS.get(key) or ADMIN_OPERATIONS.get(key) or _NOUN_OPERATIONS.get(key, usual)
 
 
 @cache

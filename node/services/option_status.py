@@ -7,9 +7,9 @@ Pure: from the settings, the records, and this node's values in force (`node.ser
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS, Option
+from isthmus.node.nouns.option import OptionRow
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.repl.controller.dynamic_options import OptionSettings, effective_min_isr
 from isthmus.repl.model.record import PartitionRecord
@@ -24,9 +24,10 @@ def option_rows(
     *,
     names: Iterable[str] | None = None,
     bucket_type: str | None = None,
-) -> list[dict[str, Any]]:
+) -> list[OptionRow]:
     """A row for each option of the cluster, and one for each bucket type with its own setting; of min-ISR one for each
-    bucket type. With `names` only these; with `bucket_type` the values of that one, a row each."""
+    bucket type. With `names` only these; with `bucket_type` the values of that one, a row each. None differs yet: that
+    takes the other nodes' answers."""
     kinds = sorted({record.bucket_type for record in records.values()} | chosen.types.keys())
     rows = []
     for name in OPTIONS if names is None else names:
@@ -42,29 +43,30 @@ def option_rows(
 
 def _row(
     option: Option, kind: str | None, chosen: OptionSettings, records: Records, live: EffectiveOptions
-) -> dict[str, Any]:
+) -> OptionRow:
     setting = chosen.of(kind).get(option.name)
     if option.name == MIN_ISR:
         effective, origin = _min_isr(kind, chosen, records)
     else:
         effective, origin = live.effective(option.name, kind, chosen)
-    return {
-        "option": option.name,
-        "bucket_type": kind,
-        "default": option.default_text,
-        "set": None if setting is None else setting.value,
-        "effective": effective,
-        "origin": origin,
-        "by": None if setting is None else setting.by,
-        "at_ms": None if setting is None else setting.at_ms,
-        "reason": None if setting is None else setting.reason,
-        "waiting": waiting(chosen, records, kind) if option.name == MIN_ISR else [],
-        "scope": option.scope,
-        "unit": option.unit,
-        "range": option.allowed,
-        "choices": list(option.choices),
-        "meaning": option.meaning,
-    }
+    return OptionRow(
+        option.name,
+        bucket_type=kind,
+        default=option.default_text,
+        set=None if setting is None else setting.value,
+        effective=effective,
+        origin=origin,
+        by=None if setting is None else setting.by,
+        at_ms=None if setting is None else setting.at_ms,
+        reason=None if setting is None else setting.reason,
+        waiting=waiting(chosen, records, kind) if option.name == MIN_ISR else [],
+        scope=option.scope,
+        unit=option.unit,
+        range=option.allowed,
+        choices=list(option.choices),
+        meaning=option.meaning,
+        differs={},
+    )
 
 
 def _of_kind(chosen: OptionSettings, records: Records, kind: str | None) -> list[PartitionRecord]:

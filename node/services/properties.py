@@ -8,7 +8,7 @@ as soon as their watch fires.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from isthmus.config.bucket_properties import (
     PROPERTIES,
@@ -18,6 +18,7 @@ from isthmus.config.bucket_properties import (
     shown_properties,
     value_of,
 )
+from isthmus.node.nouns.bucket_type import PropertyRow
 from isthmus.repl.controller.bucket_properties import (
     WHO_MAX,
     PropertyCache,
@@ -83,7 +84,7 @@ class PropertyService:
         """The properties that are set for the scope itself, as this node knows them."""
         return {name: setting.value for name, setting in self.cache.settings.own(scope).items()}
 
-    def rows(self, scope: PropertyScope, settings: PropertySettings | None = None) -> list[dict[str, Any]]:
+    def rows(self, scope: PropertyScope, settings: PropertySettings | None = None) -> list[PropertyRow]:
         """A row for each property that may be set: value in force, origin ("bucket", "bucket type" or "default"), by
         whom, when and why, whether it has an effect, and its meaning. With `settings` as if these were set."""
         settings = self.cache.settings if settings is None else settings
@@ -91,22 +92,22 @@ class PropertyService:
         rows = []
         for name, known in sorted(PROPERTIES.items()):
             setting = own.get(name) or of_type.get(name)
-            origin = "default" if setting is None else "bucket type"
+            origin: Literal["bucket", "bucket type", "default"] = "default" if setting is None else "bucket type"
             if scope.bucket is not None and name in own:
                 origin = "bucket"
             rows.append(
-                {
-                    "property": name,
-                    "value": value_of(name, {} if setting is None else {name: setting.value}),
-                    "origin": origin,
-                    "by": None if setting is None else setting.by,
-                    "at_ms": None if setting is None else setting.at_ms,
-                    "reason": None if setting is None else setting.reason,
-                    "default": known.default,
-                    "acts": known.acts,
-                    "right": known.right,
-                    "meaning": known.meaning,
-                }
+                PropertyRow(
+                    name,
+                    value=value_of(name, {} if setting is None else {name: setting.value}),
+                    origin=origin,
+                    by=None if setting is None else setting.by,
+                    at_ms=None if setting is None else setting.at_ms,
+                    reason=None if setting is None else setting.reason,
+                    default=known.default,
+                    acts=known.acts,
+                    right=known.right,
+                    meaning=known.meaning,
+                )
             )
         return rows
 

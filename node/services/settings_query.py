@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from isthmus.config.dynamic_options import MIN_ISR
+from isthmus.node.nouns.option import OptionRow, ValueAtNode
 from isthmus.node.services.cluster_query import ClusterAnswers, ClusterQuery, JsonBody, Query
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.node.services.membership import ClusterMembership, not_alive
@@ -111,15 +112,15 @@ def nodes_behind(versions: Mapping[str, int | None]) -> list[str]:
     return sorted(node for node, version in versions.items() if (-1 if version is None else version) < newest)
 
 
-def differing(row: Mapping[str, Any], answers: Mapping[str, SettingsInForce | None]) -> dict[str, dict[str, Any]]:
-    """Node -> {"effective", "origin"} of the nodes where another value is in force than in `row` of the options."""
-    if row["option"] == MIN_ISR:
+def differing(row: OptionRow, answers: Mapping[str, SettingsInForce | None]) -> dict[str, ValueAtNode]:
+    """Node -> the value in force there, of the nodes where it is another than in `row`."""
+    if row.option == MIN_ISR:
         return {}
     found = {}
     for node, answer in sorted(answers.items()):
-        value = None if answer is None else _value(answer.values, row["option"], row["bucket_type"])
-        if value is not None and value.value != row["effective"]:
-            found[node] = {"effective": value.value, "origin": value.origin}
+        value = None if answer is None else _value(answer.values, row.option, row.bucket_type)
+        if value is not None and value.value != row.effective:
+            found[node] = ValueAtNode(value.value, value.origin)
     return found
 
 

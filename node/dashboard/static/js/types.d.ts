@@ -577,6 +577,12 @@ export interface Moves {
   drained: { node: string; by: string; at_ms: number }[];
 }
 
+// generated: nouns
+export interface ValueAtNode {
+  effective: number | string;
+  origin: string;
+}
+
 export interface OptionRow {
   option: string;
   bucket_type: string | null;
@@ -593,27 +599,93 @@ export interface OptionRow {
   range: string;
   choices: string[];
   meaning: string;
-  differs: Record<string, { effective: number | string; origin: string }>;
+  differs: Record<string, ValueAtNode>;
 }
 
-export interface Options {
+export interface OptionList {
   options: OptionRow[];
   behind: string[];
   unknown: Record<string, string>;
 }
 
-export interface BucketType {
+export interface OptionChange {
+  outcome: string;
+  before: number | string | null;
+  before_by: string | null;
+  options: OptionRow[];
+  behind: string[];
+  unknown: Record<string, string>;
+  warnings: string[];
+}
+
+export interface BucketTypeRow {
   bucket_type: string;
   partition_count: number;
   replication_factor: number | null;
   min_isr: number | string;
-  min_isr_set: number | null;
+  min_isr_set: number | string | null;
   online: number;
   in_sync: number;
   changing: number;
   replication_factor_then: number | null;
   orders: number[];
 }
+
+export interface BucketTypes {
+  bucket_types: BucketTypeRow[];
+}
+
+export interface PlacedPartition {
+  id: number;
+  replicas: (number | null)[];
+  nodes: string[];
+  adding: string[];
+  removing: string[];
+  partition: number;
+  leader: string | null;
+  status: string;
+}
+
+export interface PropertyRow {
+  property: string;
+  value: boolean | number | string;
+  origin: "bucket" | "bucket type" | "default";
+  by: string | null;
+  at_ms: number | null;
+  reason: string | null;
+  default: boolean | number | string;
+  acts: boolean;
+  right: string;
+  meaning: string;
+}
+
+export interface BucketTypeShown {
+  bucket_type: string;
+  partition_count: number;
+  replication_factor: number | null;
+  min_isr: number | string;
+  min_isr_set: number | string | null;
+  online: number;
+  in_sync: number;
+  changing: number;
+  replication_factor_then: number | null;
+  orders: number[];
+  partitions: PlacedPartition[];
+  properties: PropertyRow[];
+}
+
+export interface PartitionPlace {
+  id: number;
+  replicas: number[];
+}
+
+export interface BucketTypeCreated {
+  outcome: string;
+  bucket_type: string;
+  online: number;
+  partitions: PartitionPlace[];
+}
+// end of nouns
 
 /** `bucket`: percent-encoded; null: the bucket type itself. */
 export interface BucketProperties {
@@ -626,19 +698,6 @@ export interface BucketProperties {
 }
 
 export type PropertyValue = boolean | number | string;
-
-export interface PropertyRow {
-  property: string;
-  value: PropertyValue;
-  default: PropertyValue;
-  origin: "bucket" | "bucket type" | "default";
-  by: string | null;
-  at_ms: number | null;
-  reason: string | null;
-  acts: boolean;
-  right: string;
-  meaning: string;
-}
 
 /** Who accepted a version of an object: a partition of a cluster, at an offset. `uuid` null: no cluster of Isthmus. */
 export interface Dot {

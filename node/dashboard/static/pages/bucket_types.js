@@ -13,7 +13,7 @@ import { facts, table } from "../js/table.js";
 import { bytes, count, milliseconds } from "../js/units.js";
 import { describedPlan } from "./cluster.js";
 
-/** @typedef {import("../js/types.d.ts").BucketType} BucketType */
+/** @typedef {import("../js/types.d.ts").BucketTypeRow} BucketType */
 /** @typedef {import("../js/types.d.ts").BucketProperties} BucketProperties */
 /** @typedef {import("../js/types.d.ts").PropertyRow} PropertyRow */
 /** @typedef {import("../js/types.d.ts").PropertyValue} PropertyValue */

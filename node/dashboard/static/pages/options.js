@@ -11,7 +11,8 @@ import { table } from "../js/table.js";
 import { bytes, count, milliseconds } from "../js/units.js";
 
 /** @typedef {import("../js/types.d.ts").OptionRow} OptionRow */
-/** @typedef {import("../js/types.d.ts").Options} Options */
+/** @typedef {import("../js/types.d.ts").OptionList} Options */
+/** @typedef {import("../js/types.d.ts").OptionChange} OptionChange */
 /** @typedef {import("../js/confirm.js").Act} Act */
 /** @typedef {{options: Options, types: string[]}} Loaded */
 
@@ -204,7 +205,7 @@ function change(row, loaded, what, type, value, done) {
 }
 
 /**
- * @param {Options & {outcome: string, warnings: string[]}} plan
+ * @param {OptionChange} plan
  * @param {OptionRow[]} shown
  * @param {"set" | "unset"} what
  */
@@ -252,7 +253,7 @@ function describedPlan(plan, shown, what) {
   ];
 }
 
-/** @param {Options & {outcome: string, warnings: string[]}} answer */
+/** @param {OptionChange} answer */
 function describedResult(answer) {
   const waiting = [...new Set(answer.options.flatMap((row) => row.waiting))].sort((a, b) => a - b);
   return [

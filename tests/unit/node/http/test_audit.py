@@ -22,8 +22,9 @@ from isthmus.node.http import audit
 from isthmus.node.http.application import PEER_NAMES, HttpApplication, Request, json_reply
 from isthmus.node.http.audit import ACTS, NOT_ACTS, REDACTED, AuditTrail, bounded, redacted
 from isthmus.node.http.authorization import Guard, TokenRole
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun
+from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply, RequestRefused
+from isthmus.node.nouns.requests import AuditedRequest, DryRun
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.security.tls import NodeName
 from tests.support.memory_audit_log import MemoryAuditLog

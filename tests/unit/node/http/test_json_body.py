@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from isthmus.node.admin_api.application import AdminApi
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, Name, parse_body, right
+from isthmus.node.http.json_body import BodyHandler, parse_body
 from isthmus.node.http.openapi import describe
 from isthmus.node.http.responses import RequestRefused
+from isthmus.node.nouns.requests import AuditedRequest, DryRun, Name, right
 from tests.support.node_status import FakeNodeStatus
 
 

@@ -1,0 +1,98 @@
+"""How a noun is described: the rows that it shows, the routes that show and change it, and the words of its acts. Pure.
+
+From a description come the routes with their parameters, bodies and forms of answers (`node.http`), the words of the
+acts in the audit log, the columns of the command line's table (`node.cli.output`), and the types of the dashboard's
+JavaScript (`docs.generate`). What an answer is made from, what a command says beside its table, and how a page lays it
+out is plain code elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+from isthmus.node.nouns.requests import AuditedRequest
+
+_COLUMN: Final = "column"
+
+
+class TableColumn(NamedTuple):
+    """How a field stands in the table of a listing.
+
+    `heading` "": the field's name. `leave`: the order in which columns are left out on a narrow terminal, the highest
+    first; 0: never. `moment`: milliseconds since 1970. `nothing`: null means that there is none, not that it is not
+    known. `words`: what is shown, by the value.
+    """
+
+    heading: str = ""
+    leave: int = 0
+    moment: bool = False
+    nothing: bool = False
+    words: Callable[[Any], str] | None = None
+
+
+def means(description: str, column: TableColumn | None = None) -> msgspec.Meta:
+    """Metadata of a row's field: what it means, and its column; without one it is in JSON alone."""
+    return msgspec.Meta(description=description, extra={_COLUMN: column})
+
+
+def columns_of(row: type[msgspec.Struct]) -> Iterator[tuple[str, TableColumn]]:
+    """(field, column) of the fields that have a column, in their order."""
+    described = inspect.type_info(row)
+    assert isinstance(described, inspect.StructType)
+    for each in described.fields:
+        kind = each.type
+        while isinstance(kind, inspect.Metadata):
+            column = (kind.extra or {}).get(_COLUMN)
+            if column is not None:
+                yield each.encode_name, column
+            kind = kind.type
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """A change of one thing: POST {item path}/{verb}; "" for {item path} itself.
+
+    `request`: its body. `answer`: what is answered. `audited`: the act in words, with the path's parameters."""
+
+    verb: str
+    request: type[AuditedRequest]
+    answer: type[msgspec.Struct]
+    audited: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedNoun:
+    """What GET {path} lists, and GET {path}/{key} shows one of.
+
+    `listing`, `one`: what they answer; `row`: of the listing. `parameters`: of both, name -> meaning.
+    """
+
+    name: str
+    path: str
+    key: str
+    row: type[msgspec.Struct]
+    listing: type[msgspec.Struct]
+    one: type[msgspec.Struct]
+    acts: tuple[Act, ...]
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def item_path(self) -> str:
+        """The path of one."""
+        return f"{self.path}/{{{self.key}}}"
+
+    def act_path(self, act: Act) -> str:
+        """The path of an act."""
+        return f"{self.item_path}/{act.verb}" if act.verb else self.item_path
+
+    def answers(self) -> Iterator[tuple[str, str, type[msgspec.Struct]]]:
+        """(method, path, answer) of each route."""
+        yield "GET", self.path, self.listing
+        yield "GET", self.item_path, self.one
+        for act in self.acts:
+            yield "POST", self.act_path(act), act.answer

@@ -1,0 +1,11 @@
+"""All nouns that are described. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from isthmus.node.nouns.bucket_type import BUCKET_TYPE
+from isthmus.node.nouns.description import DescribedNoun
+from isthmus.node.nouns.option import OPTION
+
+NOUNS: Final[tuple[DescribedNoun, ...]] = (OPTION, BUCKET_TYPE)
