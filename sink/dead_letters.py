@@ -136,7 +136,7 @@ class DeadLetters:
         return found
 
     def replace(self, before: DeadLetter, after: DeadLetter | None) -> None:
-        """`after` stands where `before` stood, as it was found; with None nothing does. Concurrent changes of that key
+        """Replace the letter `before`, as it was read, by `after`; None removes it. Concurrent changes of that key
         stay."""
 
         def write(connection: sqlite3.Connection) -> None:

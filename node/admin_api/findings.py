@@ -1,4 +1,4 @@
-"""GET /admin/findings: what is amiss in this cluster, or not known, judged by `node.services.findings`."""
+"""GET /admin/findings: what is wrong in this cluster, or not known, judged by `node.services.findings`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FindingsAdmin:
         router.add("GET", "/admin/findings", self.findings)
 
     async def findings(self, _request: Request) -> Reply:
-        """Everything that is amiss or not known: code, severity, subject, sentence and remedy, the worst first."""
+        """Everything that is wrong or not known: code, severity, subject, sentence and remedy, the worst first."""
         return json_reply(await self.document())
 
     def stop(self) -> None:

@@ -69,8 +69,8 @@ def list_acts(
     before: str | None,
     query: AdminCommand,
 ) -> None:
-    """The acts of operators on all nodes, the newest first: when, asked of which node, by whom, by which way, and how
-    it ended. `-o json` has the values before and after, the reason, and the address."""
+    """The acts of operators on all nodes, the newest first: when, at which node, by whom, by which
+    interface, and how it ended. `-o json` has the values before and after, the reason, and the address."""
     wanted = {
         "since": None if since is None else time_or_ago(since),
         "until": None if until is None else time_of(until, "--before"),

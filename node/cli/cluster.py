@@ -87,7 +87,7 @@ def _echo(answer: Row, problems: list[str]) -> None:
             ("under-replicated", answer.get("under_replicated")),
             ("below min-ISR", answer.get("below_min_isr")),
             *(("unclean elections", each) for each in _unclean(answer)),
-            *(("amiss", each) for each in problems),
+            *(("problem", each) for each in problems),
             *(("warning", each) for each in _sentences(answer, "warnings")),
         ]
     )

@@ -45,7 +45,7 @@ def _cli(module: str, attribute: str, summary: str) -> Noun:
 
 GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
     "Basics": {
-        "status": _cli("status", "status_command", "All clusters on one screen: what is behind, held, amiss."),
+        "status": _cli("status", "status_command", "All clusters on one screen: lag, overrides, problems."),
         "context": _cli("context", "context_group", "Name clusters: addresses and credentials, typed once."),
         "dashboard": _cli("dashboard", "dashboard_command", "The address of a node's pages for a browser."),
         "check": _cli("check", "check_group", "Probes for monitoring: lag, isr, sync, gaps, sink."),

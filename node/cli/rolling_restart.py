@@ -59,7 +59,7 @@ LIVE: Final = "live"
 @click.command("wait", short_help="Wait until the cluster is online, or in sync.")
 @click.option("--online", "goal", flag_value="online", help="Until every partition takes reads and writes.")
 @click.option(
-    "--in-sync", "goal", flag_value="in-sync", default="in-sync", help="Until nothing is amiss either (the default)."
+    "--in-sync", "goal", flag_value="in-sync", default="in-sync", help="Until there is no problem either (the default)."
 )
 @timeout_option
 @admin_query

@@ -131,10 +131,10 @@ ADMINS: Final = click.option(
 def status_command(
     context: click.Context, watch: bool, interval_ms: int, count: int | None, admins: tuple[str, ...], output: str
 ) -> int:
-    """All clusters on one screen: nodes, partitions, lag with its causes, what people hold back, and what is amiss.
+    """All clusters on one screen: nodes, partitions, lag with its causes, what operators set, and problems.
 
-    Code 0: all is well; 1: something is amiss; 3: nothing is, and something is not known. The code does not depend
-    on what people hold back. Limits are the defaults of `isthmus check`, and a tenth of free disk. It has no more lines
+    Code 0: all is well; 1: there is a problem; 3: there is none, but something is not known. The code does not depend
+    on what operators set. Limits are the defaults of `isthmus check`, and a tenth of free disk. It has no more lines
     than the terminal; -o wide has all.
     """
     if watch and output == "json":

@@ -69,8 +69,8 @@ def screen(report: Row, *, title: str, at_ms: int, width: int, height: int | Non
     sections = [
         _table(CLUSTERS, [_cluster_cells(row, at_ms) for row in report["clusters"]], width),
         _links(report["links"], at_ms, width),
-        _sentences("Held by people", [(Mark.CHANGING, _held(row)) for row in report["held"]], width),
-        _sentences("Amiss", [(MARKS[row["state"]], _amiss(row)) for row in report["amiss"]], width),
+        _sentences("Set by operators", [(Mark.CHANGING, _held(row)) for row in report["held"]], width),
+        _sentences("Problems", [(MARKS[row["state"]], _problem(row)) for row in report["amiss"]], width),
     ]
     shown = [section for section in sections if section]
     summary = styled(f"{state.glyph} {_summary(report)}", state, bold=True)
@@ -87,7 +87,7 @@ def _summary(report: Row) -> str:
     critical, warning, unknown = (states.count(word) for word in ("critical", "warning", "unknown"))
     parts = [f"{critical} critical"] * bool(critical) + [quantity(warning, "warning")] * bool(warning)
     parts = [*parts, *[f"{unknown} unknown"] * bool(unknown)] or ["all is well"]
-    return ", ".join([*parts, *[f"held by people: {held}"] * bool(held)])
+    return ", ".join([*parts, *[f"set by operators: {held}"] * bool(held)])
 
 
 def _fitted(sections: list[list[str]], height: int) -> list[list[str]]:
@@ -181,7 +181,7 @@ def _held(row: Row) -> str:
     return f"{row['cluster']}: {row['what']}, {attribution(row)} (to end it, at {row['cluster']}: {row['next']})"
 
 
-def _amiss(row: Row) -> str:
+def _problem(row: Row) -> str:
     return f"{row['cluster']}: {row['sentence']}"
 
 

@@ -1,7 +1,7 @@
 """The report of `isthmus status` from the answers of one node of each cluster. Pure.
 
 The judgements are those of `isthmus.node.services.findings`, at the default limits of `isthmus check`. A value that no
-answer has is None, and what is not known is named among `amiss`, never left out.
+answer has is None, and what is not known is named among the problems (the key `amiss`), never left out.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class StatusAnswers:
 
 def report(clusters: Sequence[StatusAnswers]) -> dict[str, Any]:
     """The document that `isthmus status -o json` prints."""
-    amiss = [
+    problems = [
         {"cluster": each.name, **_finding(fact)} for each in clusters for fact in findings_of(each.answers, each.errors)
     ]
     links = links_of(clusters)
-    amiss += [{"cluster": link["to"], **_finding(_unasked(link))} for link in links if link["from_unasked"]]
-    worst = max((ProbeState[row["state"].upper()] for row in amiss), key=RANK.index, default=ProbeState.OK)
+    problems += [{"cluster": link["to"], **_finding(_unasked(link))} for link in links if link["from_unasked"]]
+    worst = max((ProbeState[row["state"].upper()] for row in problems), key=RANK.index, default=ProbeState.OK)
     return {
         "state": worst.name.lower(),
         "clusters": [_cluster(each) for each in clusters],
         "links": links,
         "held": [row for each in clusters for row in held_in(each)],
-        "amiss": sorted(amiss, key=lambda row: -RANK.index(ProbeState[row["state"].upper()])),
+        "amiss": sorted(problems, key=lambda row: -RANK.index(ProbeState[row["state"].upper()])),
     }
 
 
@@ -275,7 +275,7 @@ def _links_from_elsewhere(
         }
 
 
-# --- held by people ---
+# --- set by operators ---
 
 
 def held_in(of: StatusAnswers) -> list[dict[str, Any]]:

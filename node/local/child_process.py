@@ -55,7 +55,7 @@ class Restart(StrEnum):
 
 
 class ChildState(StrEnum):
-    """State of a child; the transitions stand at the top of this file."""
+    """State of a child; the head of this module lists the transitions."""
 
     RUNNING = "running"
     WAITING = "waiting"

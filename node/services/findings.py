@@ -1,4 +1,4 @@
-"""Findings: what is amiss in one cluster, or not known, each with its severity, its subject and what to do. Pure.
+"""Findings: what is wrong in one cluster, or not known, each with its severity, its subject and what to do. Pure.
 
 The one list behind `isthmus check`, `isthmus status`, `GET /admin/findings` and the dashboard. The functions take the
 answers that `isthmus lag`, `cluster status`, `fullsync status` and `gaps` show, and return facts. A value that an

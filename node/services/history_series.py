@@ -362,7 +362,7 @@ def derive_one(formula: Formula, columns: Sequence[float]) -> float:
 
 
 def merge(how: Merge, values: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
-    """Several numbers of a column as one; unknown ones are left out, and what nobody knows is unknown."""
+    """Several numbers of a column as one, without those that are unknown; unknown if all are."""
     match how:
         case Merge.MAX:
             return np.asarray(np.fmax.reduce(values, axis=axis))

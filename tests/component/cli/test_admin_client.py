@@ -188,7 +188,7 @@ def test_cluster_status_ends_with_1_when_something_is_amiss(
     listener.respond("/admin/cluster", {**CLUSTER, "partitions": partitions, "problems": ["node b is gone", "x"]})
     assert cli.main(["cluster", "status"]) == Exit.DIFFERS
     lines = capsys.readouterr().out.splitlines()
-    assert {"partitions: 9 of 12 online, 1 candidate-found, 2 offline", "amiss: node b is gone", "amiss: x"} <= set(
+    assert {"partitions: 9 of 12 online, 1 candidate-found, 2 offline", "problem: node b is gone", "problem: x"} <= set(
         lines
     )
     assert cli.main(["cluster", "status", "-o", "json"]) == Exit.DIFFERS

@@ -83,10 +83,10 @@ def test_a_suspension_at_the_other_side_is_the_cause_of_a_lag(
     out = capsys.readouterr().out
     assert "!  east \u2192 west  to-west  65.7 s  15" in out
     assert "east \u2192 west: at west (3 nodes): suspended: by ann@ops: disk swap" in out
-    assert "HELD BY PEOPLE\n! west: sink: fetches suspended, by ann@ops, 2026-02-02 02:40:00Z: disk swap" in out
+    assert "SET BY OPERATORS\n! west: sink: fetches suspended, by ann@ops, 2026-02-02 02:40:00Z: disk swap" in out
     assert "(to end it, at west: isthmus sink resume)" in " ".join(out.split())
     assert "queue to-west, bucket type default: 65.7 s behind" in out
-    assert out.endswith("! 1 warning, held by people: 1\n")
+    assert out.endswith("! 1 warning, set by operators: 1\n")
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -282,7 +282,7 @@ def test_gaps_dead_letters_full_disks_and_certificates_are_amiss(
     }
     clusters["west"].respond("/admin/nodes/health", health)
     assert shown(clusters) == 1
-    amiss = capsys.readouterr().out.partition("AMISS\n")[2].splitlines()
+    amiss = capsys.readouterr().out.partition("PROBLEMS\n")[2].splitlines()
     assert amiss[0] == "\u2717 west: node west-1: 2 % of its disk are free"
     assert "! east: queue to-west: 1 gap not proven yet, the oldest of 60.0 s ago" in amiss
     assert "! west: tls.certificate of node west-2 expires in 3 days" in amiss
@@ -372,7 +372,7 @@ def test_a_low_terminal_cuts_the_longest_section(
     pictures = capsys.readouterr().out.split(status.HOME)[1:]
     assert [len(picture.splitlines()) <= 23 for picture in pictures] == [True, True]
     assert re.search(r"\.\.\. and \d+ lines more \(-o wide has all\)", pictures[0])
-    assert "held by people: 40" in pictures[0]
+    assert "set by operators: 40" in pictures[0]
 
 
 def test_wide_is_whole_whatever_the_terminal(

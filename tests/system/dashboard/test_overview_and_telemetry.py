@@ -50,7 +50,7 @@ def test_links_are_a_picture_with_lag_and_proof(pair: Clusters, open_page: OpenP
     expect(drawn).to_contain_text("to-west: 0 s behind, 0 objects")
     expect(drawn).to_contain_text("proven equal as of 20")
     expect(tab.region("Clusters and links").get_by_role("row").nth(1).locator("time")).to_have_count(2)
-    expect(tab.region("Alarms")).to_contain_text("nothing is amiss")
+    expect(tab.region("Alarms")).to_contain_text("no problems")
     facts = tab.region("This cluster")
     for text in ("4 of 4", "6 of 6", "18 of 18"):
         expect(facts).to_contain_text(text)
@@ -58,11 +58,11 @@ def test_links_are_a_picture_with_lag_and_proof(pair: Clusters, open_page: OpenP
 
 def test_alarms_are_the_list_of_the_node(pair: Clusters, open_page: OpenPage) -> None:
     """Alarms are the findings that `isthmus status` prints, in their order, with their severity, sentence and remedy; a
-    finding ends by itself, and only a list without any says that nothing is amiss."""
+    finding ends by itself, and only a list without any says that there are no problems."""
     eventually(lambda: pair.check(node="east-1")["verdict"] == "in-sync", "compared")
     tab = open_page(pair.nodes["east-1"]["admin"], "overview")
     alarms = tab.region("Alarms")
-    expect(alarms).to_contain_text("nothing is amiss")
+    expect(alarms).to_contain_text("no problems")
     pair.admin("west-1", "/admin/bucket-types/lacking", {"partition_count": 1, "replication_factor": 1})
     path = f"{pair.nodes['west-1']['http']}/types/lacking/buckets/b/keys/k"
     eventually(lambda: http_request(path, "PUT", b"v", Content_Type="text/plain")[0] == 204, "the type takes writes")
@@ -70,7 +70,7 @@ def test_alarms_are_the_list_of_the_node(pair: Clusters, open_page: OpenPage) ->
     expect(warning).to_contain_text("▲ Warning: ")
     expect(warning.locator("code")).to_have_text("isthmus bucket-type create lacking")
     expect(warning.get_by_role("link", name="Bucket types")).to_have_attribute("href", "#/bucket-types")
-    expect(alarms).not_to_contain_text("nothing is amiss")
+    expect(alarms).not_to_contain_text("no problems")
     served = [each["sentence"] for each in pair.admin("east-1", "/admin/findings")["findings"]]
     shown = alarms.get_by_role("listitem").all_inner_texts()
     assert all(sentence in line for sentence, line in zip(served, shown, strict=True)), (served, shown)
@@ -139,13 +139,13 @@ def test_what_people_hold_back_is_named_beneath_the_alarms(pair: Clusters, open_
     east = [name for name in pair.nodes if name.startswith("east")]
     for node in east:
         pair.admin(node, "/admin/sink/suspend", {"reason": "<b>west</b> is rebuilt"})
-    expect(alarms).to_contain_text("Held by people: from west, to-east: 0 of 4 links running")
+    expect(alarms).to_contain_text("Set by operators: from west, to-east: 0 of 4 links running")
     expect(alarms).to_contain_text("isthmus sink resume")
     expect(alarms).to_contain_text("<b>west</b> is rebuilt")
     expect(picture(tab)).to_have_attribute("aria-label", re.compile("from it, suspended"))
     for node in east:
         pair.admin(node, "/admin/sink/resume", {})
-    expect(alarms).not_to_contain_text("Held by people")
+    expect(alarms).not_to_contain_text("Set by operators")
 
 
 def test_a_write_is_seen_crossing(pair: Clusters, open_page: OpenPage) -> None:

@@ -116,4 +116,4 @@ def test_a_state_that_is_not_known_is_shown_as_unknown(
         expect(cluster).not_to_contain_text("Partitions online")
         expect(tab.region("Alarms")).to_contain_text("has not answered")
     expect(cluster).to_contain_text("Partitions online")
-    expect(tab.region("Alarms")).to_contain_text("nothing is amiss")
+    expect(tab.region("Alarms")).to_contain_text("no problems")

@@ -128,7 +128,7 @@ class Operator:
             assert "in-sync" in self.done(f"fullsync run all --wait --cluster {cluster}")
         row = re.compile(r"✓  east → west  to-west  0\.0 ms  0        equal \d[\d.]* \S+ ago$", re.M)
         screen = self.sees("status", lambda ran: ran.code == 0 and row.search(ran.out), "all is well", CALM_S)
-        assert "HELD BY PEOPLE" not in screen
+        assert "SET BY OPERATORS" not in screen
         assert screen.rstrip().endswith("✓ all is well")
         proven = {
             (row["from"], row["to"]): row["proven_ms"] for row in json.loads(self.done("status -o json"))["links"]

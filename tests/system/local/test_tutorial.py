@@ -110,7 +110,7 @@ def test_the_tutorial_prints_what_it_shows(shell: Shell) -> None:
     printed = {step.command: shell.run(step) for step in steps()}
     assert len(printed) > 15
     (looked,) = (text for command, text in printed.items() if "cluster status" in command)
-    assert "amiss:" not in looked
+    assert "problem:" not in looked
     (proven,) = (text for command, text in printed.items() if "reconcile run" in command)
     assert "outcome: equal" in proven
     assert "`outcome: equal`" in " ".join(PAGE.split())

@@ -44,7 +44,7 @@ export interface ClusterStatus {
   actors: { actor: string; state: string; reason: string }[];
 }
 
-/** GET /admin/findings: what is amiss or not known, the worst first. */
+/** GET /admin/findings: what is wrong or not known, the worst first. */
 export interface Findings {
   state: "ok" | "unknown" | "warning" | "critical";
   findings: { code: string; severity: string; subject: string; sentence: string; remedy: string }[];

@@ -523,7 +523,7 @@ const PAGES_OF = {
  * @param {Findings} answer
  */
 function shownFindings({ state, findings }) {
-  if (state === "ok") return h("p", {}, badge("nothing is amiss", "good"));
+  if (state === "ok") return h("p", {}, badge("no problems", "good"));
   return h(
     "ul",
     { class: "alarms" },
@@ -565,7 +565,7 @@ function shownHeld(links) {
       "p",
       { class: "notice busy" },
       h("span", { "aria-hidden": "true" }, `${SHAPES.busy} `),
-      h("b", {}, "Held by people: "),
+      h("b", {}, "Set by operators: "),
       `from ${peer.cluster}, ${peer.in?.text}${peer.in?.reason ? `: ${peer.in.reason}` : ""} `,
       h(
         "div",
