@@ -73,8 +73,16 @@ test: venv
 test-fast: venv
 	@$(BIN)/pytest -q -n 4 $(SPREAD) -m "not slow" -k "not zookeeper" $(FAST_TESTS) $(ARGS)
 
-test-all: lint
-	@ISTHMUS_TEST_SAMPLES=whole $(BIN)/pytest -q $(ARGS)
+# The quick tests as `make test` spreads them; then the slow simulations, which only compute, on each core; then the slow
+# tests of real processes and clocks, one after the other. All three run, whatever fails; 5: a part has no such test.
+test-all: venv
+	@$(MAKE) --no-print-directory -j 2 lint byte-code
+	@status=0; \
+	part() { ISTHMUS_TEST_SAMPLES=whole $(BIN)/pytest -q "$$@" $(ARGS) || [ $$? -eq 5 ] || status=1; }; \
+	part -n $(WORKERS) $(SPREAD) -m "not slow"; \
+	part -n 2 $(SPREAD) -m slow tests/simulation; \
+	part -n 0 -m slow --ignore=tests/simulation; \
+	exit $$status
 
 docs: venv
 	@$(BIN)/python -m docs.generate
