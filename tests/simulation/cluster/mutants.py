@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -25,8 +25,8 @@ from isthmus.repl.isr.follower import Follower
 from isthmus.repl.isr.lag_detector import AckLagTracker
 from isthmus.repl.isr.leader import Leader, ResigningLeader
 from isthmus.repl.isr.read_index import ReadIndex
-from isthmus.repl.isr.replica import Replica
-from isthmus.repl.isr.states import Idle
+from isthmus.repl.isr.replica import _EARLY, Replica
+from isthmus.repl.isr.states import TRANSITIONS, Idle
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from tests.simulation.cluster import forced_leader_mutants as forcing
 from tests.simulation.cluster import reassignment_mutants as moving
@@ -167,6 +167,7 @@ def nominates_in_its_own_epoch(patch: Patch) -> None:
 
 def resumes_leadership(patch: Patch) -> None:
     """A process takes up the leadership of an earlier session of its node (against R-INC, H11)."""
+    patch.setitem(cast(Any, TRANSITIONS), (Idle, Leader), "a defect: else the table of transitions catches it at once")
     sound = Replica._follow_record
 
     def follow(self: Replica, effects: fx.Effects, now_ms: int) -> None:
@@ -281,15 +282,16 @@ def acknowledges_what_is_written(patch: Patch) -> None:
 
 def keeps_what_it_refuses(patch: Patch) -> None:
     """A leader refuses a batch as too much, and appends it (against I-NO-FALSE-NACK)."""
-    sound = Replica._append
+    sound = _EARLY[ev.Append]
 
-    def append(self: Replica, event: ev.Append, effects: fx.Effects, now_ms: int) -> None:
-        sound(self, event, effects, now_ms)
+    def append(self: Replica, event: ev.Append, now_ms: int) -> fx.Effects | None:
+        effects = sound(self, event, now_ms)
         if effects == [fx.AppendRefused("overloaded", len(event.entries))]:
             self._state.progress.leo += len(event.entries)
             effects.append(fx.Persist(event.entries))
+        return effects
 
-    patch.setattr(Replica, "_append", append)
+    patch.setitem(_EARLY, ev.Append, append)
 
 
 # -- members ----------------------------------------------------------------------------------------------------------
