@@ -80,8 +80,8 @@ test-all: venv
 	@status=0; \
 	part() { ISTHMUS_TEST_SAMPLES=whole $(BIN)/pytest -q "$$@" $(ARGS) || [ $$? -eq 5 ] || status=1; }; \
 	part -n $(WORKERS) $(SPREAD) -m "not slow"; \
-	part -n 2 $(SPREAD) -m slow tests/simulation; \
-	part -n 0 -m slow --ignore=tests/simulation; \
+	part -n 2 $(SPREAD) -m "slow and simulated"; \
+	part -n 0 -m "slow and not simulated"; \
 	exit $$status
 
 docs: venv

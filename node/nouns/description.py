@@ -1,9 +1,9 @@
 """How a noun is described: the rows that it shows, the routes that show and change it, and the words of its acts. Pure.
 
 From a description come the routes with their parameters, bodies and forms of answers (`node.http`), the words of the
-acts in the audit log, the columns of the command line's table (`node.cli.output`), and the types of the dashboard's
-JavaScript (`docs.generate`). What an answer is made from, what a command says beside its table, and how a page lays it
-out is plain code elsewhere.
+acts in the audit log, the columns of the command line's table (`node.cli.described_table`), and the types of the
+dashboard's JavaScript (`docs.generate`). What an answer is made from, what a command says beside its table, and how a
+page lays it out is plain code elsewhere.
 """
 
 from __future__ import annotations

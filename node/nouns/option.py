@@ -33,7 +33,7 @@ class OptionRow(msgspec.Struct, frozen=True):
     effective: Annotated[int | str, means("What is in force.", TableColumn())]
     origin: Annotated[
         str,
-        means("Why: `bucket type` or `cluster` was set, the node's `file`, `default`.", TableColumn("from", leave=2)),
+        means("Where that is from: `bucket type`, `cluster`, `file` or `default`.", TableColumn("from", leave=2)),
     ]
     by: Annotated[str | None, means("Who set it; null: nobody.", TableColumn(leave=4, nothing=True))]
     at_ms: Annotated[int | None, means("When it was set.", TableColumn("when", leave=5, moment=True, nothing=True))]

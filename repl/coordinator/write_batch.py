@@ -151,13 +151,13 @@ class Warned(NamedTuple):
     limit: int
 
 
-def quiet_bytes(limits: WriteLimits, properties: Properties) -> int:
-    """Size of the largest value that `check_size` neither refuses nor warns of."""
-    quiet = limits.object_bytes
-    if 0 < properties.max_object_bytes < quiet:
-        quiet = properties.max_object_bytes
+def unchecked_bytes(limits: WriteLimits, properties: Properties) -> int:
+    """Size of the largest value that need not be checked: `check_size` neither refuses nor warns of it."""
+    most = limits.object_bytes
+    if 0 < properties.max_object_bytes < most:
+        most = properties.max_object_bytes
     warn = properties.warn_object_bytes or limits.object_warn_bytes
-    return warn if 0 < warn < quiet else quiet
+    return warn if 0 < warn < most else most
 
 
 def check_size(size: int, key: Key, limits: WriteLimits, properties: Properties, warned: list[Warned]) -> None:
@@ -266,7 +266,7 @@ class WriteBatch:
         self._bucket_head = b""
         """Its name, after its length."""
         self._bucket_properties = Properties()
-        self._quiet_bytes = -1
+        self._unchecked_bytes = -1
         self._made_bytes = limits.made_bytes
         self.needs_confirmation = False
         """An item was refused for a reason that holds only while this node leads."""
@@ -340,7 +340,7 @@ class WriteBatch:
         """The next item is of another bucket."""
         self._bucket, self._bucket_head = bucket, _LENGTH(len(bucket)) + bucket
         self._bucket_properties = self.properties.of(bucket)
-        self._quiet_bytes = quiet_bytes(self.limits, self._bucket_properties)
+        self._unchecked_bytes = unchecked_bytes(self.limits, self._bucket_properties)
 
     def read_object(self, current: CurrentVersion, key: Key) -> Object:
         """The object of a version. Raises Corruption: the writer has sent nothing wrong."""
@@ -370,7 +370,7 @@ class WriteBatch:
         _, bucket, key_name = key
         if bucket != self._bucket:
             self._enter(bucket)
-        if len(value) > self._quiet_bytes:
+        if len(value) > self._unchecked_bytes:
             check_size(len(value), key, self.limits, self._bucket_properties, self.warned)
         name = bucket, key_name
         pending, stored = self._newest(hash64, name)

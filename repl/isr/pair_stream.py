@@ -174,6 +174,8 @@ class StreamSender:
         assert stream > 0
         self.node = node
         self.stream = stream
+        self.failed: list[tuple[int, Exception]] = []
+        """As of a StreamReceiver."""
         self._number = 0
         self._acks = 0
         self._open: list[SentRun] = []
@@ -248,8 +250,11 @@ class StreamSender:
         while announced and announced[0].number <= known:
             for run in announced.popleft().runs:
                 place = places.get(run.partition)
-                if place is not None:
-                    place.replica.step(RunAnnounced(self.node, run.join, run.end), now_ms)
+                try:
+                    if place is not None:
+                        place.replica.step(RunAnnounced(self.node, run.join, run.end), now_ms)
+                except Exception as bug:  # noqa: BLE001 - see `failed`
+                    self.failed.append((run.partition, bug))
         if self._announce_at_ms is None and self._acknowledged:
             self._announce_at_ms = now_ms + ANNOUNCE_MS
         return Acknowledged(durable, left)
@@ -268,7 +273,11 @@ class StreamSender:
             in_time = True
             for run in group.runs:
                 place = places.get(run.partition)
-                commit = Commit.LEFT if place is None else place.replica.stream_commit(self.node, run)
+                try:
+                    commit = Commit.LEFT if place is None else place.replica.stream_commit(self.node, run)
+                except Exception as bug:  # noqa: BLE001 - see `failed`; its run counts as left
+                    self.failed.append((run.partition, bug))
+                    commit = Commit.LEFT
                 if commit is not Commit.YES:
                     behind.append(run.partition)
                     in_time = in_time and commit is Commit.LEFT
@@ -280,8 +289,11 @@ class StreamSender:
         for group in moved:
             if held:
                 for run in group.runs:
-                    if run.partition in held and (place := places.get(run.partition)) is not None:
-                        place.replica.step(RunHeld(self.node, run.join), now_ms)
+                    try:
+                        if run.partition in held and (place := places.get(run.partition)) is not None:
+                            place.replica.step(RunHeld(self.node, run.join), now_ms)
+                    except Exception as bug:  # noqa: BLE001 - see `failed`
+                        self.failed.append((run.partition, bug))
                 group.runs = [run for run in group.runs if run.partition not in held]
             self._announced.append(group)
         return tuple(sorted(held))

@@ -388,7 +388,7 @@ class Replica:
             case ev.Tick():
                 self._tick(effects, now_ms)
             case ev.Append() | ev.RunReceived() | ev.RunCommitted() | ev.RunAcknowledged() | ev.RunAnnounced():
-                raise AssertionError("their rules never leave them to this one")
+                raise AssertionError("`_EARLY` has all of their rules")
             case _:
                 assert_never(event)
         return effects
@@ -704,7 +704,7 @@ class Replica:
         elif isinstance(role_state, Follower) and role_state.leader == node:
             role_state.link_down(self._state, now_ms)
 
-    # -- early exits: what comes with each write, in its usual case -----------------------------------
+    # -- what comes with each write, before all other events ------------------------------------------
 
     def _persisted_early(self, event: ev.Persisted, now_ms: int) -> Effects | None:
         """Persisted, where it can only commit; None, without any change, otherwise.
@@ -896,4 +896,5 @@ _EARLY: Final[dict[type[ev.Event], Callable[[Replica, Any, int], Effects | None]
     ev.RunAcknowledged: Replica._run_acknowledged,
     ev.RunAnnounced: Replica._run_announced,
 }
-"""Event -> its rule, which returns None, without any change, where `step` has to go on."""
+"""The events that come with each write -> their rules. Those of Persisted and AppliedTo know the usual case alone: they
+return None, without any change, where `_step_usual` has to take the event."""

@@ -219,7 +219,9 @@ class PairStreams:
     def _send_group(self, sender: StreamSender) -> None:
         runs = self._open_runs.pop(sender.node)
         self._open_bytes.pop(sender.node, None)
-        self._send(sender, sender.seal(tuple(runs), self._partitions, self._time.now_ms()))
+        group = sender.seal(tuple(runs), self._partitions, self._time.now_ms())
+        self._stop_failed(sender)
+        self._send(sender, group)
 
     def _send(self, sender: StreamSender, group: StreamGroup) -> None:
         self.groups_sent += 1
@@ -237,6 +239,7 @@ class PairStreams:
             return
         now_ms = self._time.now_ms()
         found = sender.acknowledge(ack, self._partitions, now_ms)
+        self._stop_failed(sender)
         if found is None:
             self._restart(node)
             return
@@ -269,6 +272,7 @@ class PairStreams:
                 self._restart(node)
                 continue
             group = sender.tick(self._partitions, now_ms)
+            self._stop_failed(sender)
             if group is not None:
                 self._send(sender, group)
             timed = timed or sender.deadline_ms() is not None
@@ -314,10 +318,10 @@ class PairStreams:
         if ack is not None:
             self._links.send(node, STREAM_PARTITION, ack)
 
-    def _stop_failed(self, receiver: StreamReceiver) -> None:
+    def _stop_failed(self, end: StreamSender | StreamReceiver) -> None:
         """Stop the copies whose replicas raised: they may count entries that the log does not get."""
-        if receiver.failed:
-            failed, receiver.failed = receiver.failed, []
+        if end.failed:
+            failed, end.failed = end.failed, []
             for partition, bug in failed:
                 if partition in self._partitions:
                     self._events.quarantine(self._partitions[partition], bug)

@@ -310,6 +310,32 @@ def test_a_lost_connection_ends_both_directions() -> None:
     node.streams.link_lost("n9")
 
 
+def test_a_bug_amid_an_acknowledgement_stops_its_replica_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that raises when its commit is asked for, or announced, is stopped; runs of the other partitions of the
+    group are counted, and the stream goes on."""
+    node = FakeNode(3)
+
+    def bad(*_arguments: object) -> Commit:
+        raise AssertionError("made up by a test")
+
+    node.open("n2")
+    for partition in range(3):
+        node.append(partition, 0, "n2")
+    node.run()
+    node.streams.acknowledged("n2", StreamAck(FIRST + 1, 1, 1, ()))
+    assert [partition for partition, _ in node.fed] == [0, 1, 2]
+    monkeypatch.setattr(node.partitions[1].replica, "stream_commit", bad)
+    monkeypatch.setattr(node.partitions[1].replica, "step", lambda *_arguments: fx.NOTHING)
+    node.append(0, 1, "n2")
+    node.run()
+    assert node.quarantined == [1]
+    assert (node.groups("n2")[1].committed, node.groups("n2")[1].held) == (1, (1,))
+    monkeypatch.setattr(node.partitions[2].replica, "step", bad)
+    node.streams.acknowledged("n2", StreamAck(FIRST + 1, 2, 2, ()))
+    assert node.quarantined == [1, 2]
+    assert node.fed[3:] == [(0, ev.RunAcknowledged("n2", JOIN, 2))]
+
+
 def test_a_group_is_appended_and_acknowledged_once_durable() -> None:
     """Runs go to the log in the group's order; commits go to the replicas; the acknowledgement follows the log's."""
     node = FakeNode()
