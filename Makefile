@@ -73,15 +73,14 @@ test: venv
 test-fast: venv
 	@$(BIN)/pytest -q -n 4 $(SPREAD) -m "not slow" -k "not zookeeper" $(FAST_TESTS) $(ARGS)
 
-# The quick tests as `make test` spreads them; then the slow simulations, which only compute, on each core; then the slow
-# tests of real processes and clocks, one after the other. All three run, whatever fails; 5: a part has no such test.
+# The quick tests as `make test` spreads them; then the slow ones, each core its own, since they keep deadlines of real
+# processes. Both run, whatever fails; 5: a part has no such test.
 test-all: venv
 	@$(MAKE) --no-print-directory -j 2 lint byte-code
 	@status=0; \
-	part() { ISTHMUS_TEST_SAMPLES=whole $(BIN)/pytest -q "$$@" $(ARGS) || [ $$? -eq 5 ] || status=1; }; \
-	part -n $(WORKERS) $(SPREAD) -m "not slow"; \
-	part -n 2 $(SPREAD) -m "slow and simulated"; \
-	part -n 0 -m "slow and not simulated"; \
+	part() { ISTHMUS_TEST_SAMPLES=whole $(BIN)/pytest -q $(SPREAD) "$$@" $(ARGS) || [ $$? -eq 5 ] || status=1; }; \
+	part -n $(WORKERS) -m "not slow"; \
+	part -n 2 -m slow; \
 	exit $$status
 
 docs: venv

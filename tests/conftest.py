@@ -300,14 +300,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests whose requirements this machine lacks, with the reason, and mark simulations. Workers run the tests in
-    the order of KINDS."""
+    """Skip tests whose requirements this machine lacks, with the reason. Workers run the tests in the order of
+    KINDS."""
     if hasattr(config, "workerinput"):
         places = {kind: place for place, kind in enumerate(KINDS)}
         items.sort(key=lambda item: places.get(item.nodeid.removeprefix("tests/").partition("/")[0], 0))
     for item in items:
-        if item.nodeid.startswith("tests/simulation/"):
-            item.add_marker(pytest.mark.simulated)
         if item.get_closest_marker(TIMING) and getattr(item, "originalname", "") not in timing_tests(item.path):
             raise pytest.UsageError(
                 f"{item.nodeid}: the marker {TIMING} belongs to the function itself, as a decorator"
