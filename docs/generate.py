@@ -185,7 +185,10 @@ def interfaces(nouns: Iterable[DescribedNoun]) -> Iterator[str]:
         for part in described.fields:
             for named in _structs_of(part.type):
                 yield from of(named)
-        lines = (f"  {part.encode_name}: {script_type(part.type)};" for part in described.fields)
+        lines = (
+            f"  {part.encode_name}{'' if part.required else '?'}: {script_type(part.type)};"
+            for part in described.fields
+        )
         yield "\n".join((f"export interface {struct.__name__} {{", *lines, "}"))
 
     for noun in nouns:

@@ -7,11 +7,10 @@ decides: handlers show the components' state and pass changes on. docs/http.md l
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-from isthmus.config.validation import check_name
 from isthmus.node.admin_api.audit import AuditAdmin
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
 from isthmus.node.admin_api.events import EventsAdmin
@@ -22,6 +21,7 @@ from isthmus.node.admin_api.history import HistoryAdmin
 from isthmus.node.admin_api.leaders import GLANCE_MS, LeadershipsAdmin, balance_summary
 from isthmus.node.admin_api.live import LiveAdmin
 from isthmus.node.admin_api.options import OptionsAdmin
+from isthmus.node.admin_api.partitions import PartitionsAdmin
 from isthmus.node.admin_api.properties import PropertiesAdmin
 from isthmus.node.admin_api.queues import QueueAdmin
 from isthmus.node.admin_api.reassignments import ReassignmentsAdmin
@@ -30,14 +30,11 @@ from isthmus.node.admin_api.replication import ReplicationAdmin
 from isthmus.node.admin_api.sinks import SinkAdmin
 from isthmus.node.admin_api.telemetry import TelemetryAdmin
 from isthmus.node.admin_api.tombstones import ReapsAdmin
-from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
 from isthmus.node.http.answer_texts import links_sentence
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.health import NodeStatus, add_health
-from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.openapi import add_openapi
-from isthmus.node.http.responses import Reply, RequestRefused, refusal, refusal_in_json
-from isthmus.node.nouns.requests import AuditedRequest
+from isthmus.node.http.responses import Reply, refusal, refusal_in_json
 from isthmus.node.observability.version import program_version
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.cluster_query import TIMEOUT_MS, Query
@@ -46,25 +43,11 @@ from isthmus.node.services.membership import not_alive
 from isthmus.node.services.node_query import NODE_HEALTH
 from isthmus.node.services.replica_query import REPLICAS, ReplicaForm
 from isthmus.node.services.support_query import SUPPORT
-from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, PlacementDiffers
-from isthmus.repl.controller.placement import BadReplicaMap, checked_replica_map
 from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.errors import IsthmusError
 
 SUPPORT_TIMEOUT_MS: Final = 10_000
 """How long a node may take for its part of a support bundle, some hundred kilobytes."""
-
-
-class AssignPartitionsRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Create a bucket type with an operator's placement."""
-
-    bucket_type: str | None = None
-    partitions: Annotated[Any, msgspec.Meta(description="A replica map, see docs/topologies.md.")] = None
-    validate_only: Annotated[bool, msgspec.Meta(description="Only check the replica map.")] = False
-
-    def only_reads(self) -> bool:
-        """See JsonRequest."""
-        return self.validate_only
 
 
 class AdminApi(HttpApplication):
@@ -84,13 +67,11 @@ class AdminApi(HttpApplication):
         router.add("GET", "/admin/cluster", self.cluster)
         router.add("GET", "/admin/nodes/health", self.health)
         router.add("GET", "/admin/support", self.support)
-        router.add("GET", "/admin/partitions", self.partitions)
-        router.add("POST", "/admin/partitions/assign", BodyHandler(AssignPartitionsRequest, self.partitions_assign))
         BucketTypesAdmin(services, router)
         OptionsAdmin(services, router)
         PropertiesAdmin(services, router)
         ReapsAdmin(services, router)
-        UnsafeRecoveryAdmin(services, router)
+        PartitionsAdmin(services, router)
         LeadershipsAdmin(services, router)
         ReassignmentsAdmin(services, router)
         queues = QueueAdmin(services, router)
@@ -190,7 +171,7 @@ class AdminApi(HttpApplication):
             "urgent": services.credentials.urgent(),
             "warnings": [*services.credentials.problems(), *cluster_status.silent(facts), *links],
             "silent": sorted(name for name, reported in facts.items() if reported is None),
-            "nodes": cluster_status.node_rows(records, registrations, drained),
+            "nodes": [msgspec.to_builtins(row) for row in cluster_status.node_rows(records, registrations, drained)],
             "actors": [services.queues.status(), services.sink.status(), services.fullsync.status()],
         }
 
@@ -216,38 +197,3 @@ class AdminApi(HttpApplication):
         found = {**dict.fromkeys(unknown), **answers.by_node}
         nodes = {node: None if one is None else msgspec.to_builtins(one) for node, one in sorted(found.items())}
         return {"nodes": nodes, "unknown": unknown, "at_ms": services.time.wall_ms()}
-
-    async def partitions(self, request: Request) -> Reply:
-        """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state."""
-        controller = self._services.controller
-        wanted = request.query.get("bucket_type")
-        records = {p: r for p, r in controller.records.items() if wanted is None or r.bucket_type == wanted}
-        if wanted is not None and not records:
-            kinds = ", ".join(sorted({r.bucket_type for r in controller.records.values()})) or "none"
-            raise RequestRefused(
-                404, "unknown-bucket-type", f"there is no bucket type {wanted[:64]!r}; there are {kinds}"
-            )
-        registrations = controller.registrations
-        held = {node for record in records.values() for node in record.replicas}
-        facts = (await self._services.query.ask(REPLICAS, ReplicaForm.WITH_OUT, held & registrations.keys())).by_node
-        outdated = dict.fromkeys((f"/p/{p}" for p in records), controller.outdated_why)
-        unread = outdated if controller.outdated_why else controller.unread.why
-        rows = cluster_status.partition_rows(records, registrations, facts, unread)
-        return json_reply({"partitions": rows})
-
-    async def partitions_assign(self, request: Request, body: AssignPartitionsRequest) -> Reply:
-        """Create a bucket type with an operator's placement, or only check the placement."""
-        try:
-            bucket_type = check_name(body.bucket_type or DEFAULT_TYPE)
-        except ValueError as error:
-            raise RequestRefused(400, "bad-json", f"bucket_type: {error}") from None
-        try:
-            replica_map = checked_replica_map({"partitions": body.partitions})
-            outcome = await self._services.controller.assign(bucket_type, replica_map, validate_only=body.validate_only)
-        except BadReplicaMap as error:
-            raise RequestRefused(400, "bad-replica-map", str(error)) from error
-        except PlacementDiffers as error:
-            raise RequestRefused(409, "placement-differs", str(error)) from error
-        answer = {"outcome": outcome, "bucket_type": bucket_type, "partitions": len(replica_map)}
-        request.changed(None, answer)
-        return json_reply(answer)

@@ -17,9 +17,10 @@ from isthmus.config.dynamic_options import MOVES_AT_ONCE
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import BodyHandler
+from isthmus.node.http.json_body import BodyHandler, add_noun, struct_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.node import NODE, REMOVE, NodeRemoved, Nodes, RemoveNodeRequest
 from isthmus.node.nouns.requests import AuditedRequest, DryRun, Name, right
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.container import NodeServices
@@ -90,12 +91,6 @@ class CancelReassignmentRequest(AuditedRequest, frozen=True, kw_only=True):
     order: Annotated[int, msgspec.Meta(ge=0, le=NODE_ID_MAX)] | None = None
 
 
-class RemoveNodeRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Forget a node."""
-
-    dry_run: DryRun = False
-
-
 class ReassignmentsAdmin:
     """Routes over the placement of the cluster."""
 
@@ -107,9 +102,8 @@ class ReassignmentsAdmin:
         router.add(
             "POST", "/admin/bucket-types/{name}/replication-factor", BodyHandler(ChangeFactorRequest, self.factor)
         )
-        router.add("GET", "/admin/nodes", self.nodes)
+        add_noun(router, NODE, self.nodes, None, {REMOVE: self.remove})
         router.add("POST", "/admin/nodes/drain", BodyHandler(DrainNodesRequest, self.drain))
-        router.add("POST", "/admin/nodes/{name}/remove", BodyHandler(RemoveNodeRequest, self.remove))
 
     async def moves(self, _request: Request) -> Reply:
         """Every order with its progress and the reasons."""
@@ -220,7 +214,7 @@ class ReassignmentsAdmin:
             raise NotReady(f"the metastore cannot be reached: {error}") from error
         drained = controller.placement.drained
         rows = cluster_status.node_rows(controller.records, controller.registrations, drained, known, ids)
-        return json_reply({"nodes": rows})
+        return struct_reply(Nodes(rows))
 
     async def remove(self, request: Request, body: RemoveNodeRequest) -> Reply:
         """Forget a node that is gone and holds nothing."""
@@ -233,7 +227,7 @@ class ReassignmentsAdmin:
         await remove_node(controller.metastore, name, acting_user(body.by), dry_run=dry_run)
         if not dry_run:
             await self._seen(lambda: name not in controller.registrations and name not in controller.placement.drained)
-        return json_reply({"outcome": "would be removed" if dry_run else "removed", "node": name})
+        return struct_reply(NodeRemoved("would be removed" if dry_run else "removed", name))
 
     async def _seen(self, holds: Callable[[], bool]) -> None:
         """Return once this node has read the change; or after SEEN_S."""

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import structs
 
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import BodyHandler
+from isthmus.node.http.json_body import BodyHandler, struct_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.partition import ForceLeaderRequest, LeaderPlan, ReplicaHolds
 from isthmus.node.nouns.requests import AuditedRequest, DryRun
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.replica_query import REPLICAS, NodeReplicaFacts, ReplicaForm
@@ -31,21 +33,6 @@ from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
 RESEED_ATTEMPTS: Final = 5
 """Times that a record is read and written again after other writers changed it in between."""
 
-NUMBER_MAX: Final = (1 << 63) - 1
-
-
-class ForceLeaderRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Elect the replica of one node."""
-
-    node: str | None = None
-    version: (
-        Annotated[
-            int, msgspec.Meta(ge=0, le=NUMBER_MAX, description="The record's version in the plan that was shown.")
-        ]
-        | None
-    ) = None
-    dry_run: DryRun = False
-
 
 class ReseedRequest(AuditedRequest, frozen=True, kw_only=True):
     """Raise the records above what the replicas have seen."""
@@ -59,13 +46,11 @@ class UnsafeRecoveryAdmin:
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
-        force_leader = BodyHandler(ForceLeaderRequest, self.force_leader)
-        router.add("POST", "/admin/partitions/{partition}/force-leader", force_leader)
         router.add("POST", "/admin/cluster/reseed", BodyHandler(ReseedRequest, self.reseed))
 
     async def force_leader(self, request: Request, body: ForceLeaderRequest) -> Reply:
         """Elect one replica, whatever it lacks; refused while the partition has a leader."""
-        record = self._record(request.text("partition"))
+        record = record_of(request.text("partition"), self._services.controller.records)
         name = body.node
         if name not in record.replicas:
             raise RequestRefused(
@@ -94,11 +79,11 @@ class UnsafeRecoveryAdmin:
         plan = self._plan(record, chosen, copies, silent)
         if not body.dry_run:
             written = await self._order(record, chosen, copies, acting_user(body.by), "forced")
-            plan |= {"outcome": "ordered", "epoch": written.epoch, "lineage": written.lineage}
+            plan = structs.replace(plan, outcome="ordered", epoch=written.epoch, lineage=written.lineage)
             leader = None if record.leader is None else record.leader.node
             before = {"leader": leader, "epoch": record.epoch, "status": record.status.value, "lineage": record.lineage}
             request.changed(before, {"leader": chosen.node, "epoch": written.epoch, "lineage": written.lineage})
-        return json_reply(plan)
+        return struct_reply(plan)
 
     async def reseed(self, request: Request, body: ReseedRequest) -> Reply:
         """Raise every record above what the replicas have seen, after the metastore lost writes."""
@@ -123,11 +108,11 @@ class UnsafeRecoveryAdmin:
             copies, silent = self._copies(record, facts)
             plans.append(await self._reseeded(record, copies, silent, by, dry_run=dry_run, incomplete=incomplete))
         keys = ("partition", "node", "record_epoch", "outcome", "epoch")
-        request.changed(None, [{key: plan.get(key) for key in keys} for plan in plans])
+        request.changed(None, [{key: getattr(plan, key) for key in keys} for plan in plans])
         forgotten = sorted(
             {p for reported in facts.values() if reported is not None for p in reported} - records.keys()
         )
-        return json_reply({"partitions": plans, "forgotten": forgotten, "looked_at": len(records)})
+        return json_reply({"partitions": msgspec.to_builtins(plans), "forgotten": forgotten, "looked_at": len(records)})
 
     async def _reseeded(
         self,
@@ -138,7 +123,7 @@ class UnsafeRecoveryAdmin:
         *,
         dry_run: bool,
         incomplete: bool,
-    ) -> dict[str, Any]:
+    ) -> LeaderPlan:
         chosen = unclean_election.most_complete(copies)
         plan = self._plan(record, chosen, copies, silent)
         found = self._services.controller.registrations.get(chosen.node)
@@ -146,7 +131,7 @@ class UnsafeRecoveryAdmin:
         if not obstacle and silent and not incomplete:
             obstacle = f"{', '.join(silent)} did not answer and may hold more: start them, or go on without them"
         if obstacle:
-            return plan | {"outcome": "left", "reason": obstacle}
+            return structs.replace(plan, outcome="left", reason=obstacle)
         if dry_run:
             return plan
         reason = ""
@@ -157,10 +142,10 @@ class UnsafeRecoveryAdmin:
             except Fenced as error:
                 reason = str(error)
             except (IsthmusError, Unavailable, Ambiguous, LookupError) as error:
-                return plan | {"outcome": "left", "reason": str(error)}
+                return structs.replace(plan, outcome="left", reason=str(error))
             else:
-                return plan | {"outcome": "ordered", "epoch": written.epoch, "lineage": written.lineage}
-        return plan | {"outcome": "left", "reason": reason}
+                return structs.replace(plan, outcome="ordered", epoch=written.epoch, lineage=written.lineage)
+        return structs.replace(plan, outcome="left", reason=reason)
 
     async def _order(
         self, record: PartitionRecord, chosen: ReplicaReport, copies: list[ReplicaReport], by: str, act: str
@@ -173,15 +158,6 @@ class UnsafeRecoveryAdmin:
         written = await unclean_election.order(controller.metastore, made, by, act)
         controller.wake()
         return written
-
-    def _record(self, name: str) -> PartitionRecord:
-        records = self._services.controller.records
-        number = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1
-        if number not in records:
-            raise RequestRefused(
-                404, "unknown-partition", f"there is no partition {name[:40]!r}: {len(records)} are there"
-            )
-        return records[number]
 
     async def _facts(self, records: list[PartitionRecord]) -> Mapping[str, NodeReplicaFacts | None]:
         held = {node for record in records for node in record.replicas}
@@ -207,40 +183,46 @@ class UnsafeRecoveryAdmin:
 
     def _plan(
         self, record: PartitionRecord, chosen: ReplicaReport, copies: list[ReplicaReport], silent: list[str]
-    ) -> dict[str, Any]:
+    ) -> LeaderPlan:
         guard = {(member.node, member.log_id) for member in record.isr | record.elr}
-        rows: list[dict[str, Any]] = [
-            {
-                "node": copy.node,
-                "eligible": (copy.node, copy.log_id) in guard,
-                "epoch": copy.epoch,
-                "log_epoch": copy.log_epoch,
-                "leo": copy.leo,
-                "hw": copy.hw,
-                "applied": copy.applied,
-                "gen": copy.log_id,
-            }
+        holds = [
+            ReplicaHolds(
+                node=copy.node,
+                eligible=(copy.node, copy.log_id) in guard,
+                epoch=copy.epoch,
+                log_epoch=copy.log_epoch,
+                leo=copy.leo,
+                hw=copy.hw,
+                applied=copy.applied,
+                gen=copy.log_id,
+            )
             for copy in copies
         ]
-        unknown = dict.fromkeys(("eligible", "epoch", "log_epoch", "leo", "hw", "applied", "gen"))
-        rows += [{"node": node, **unknown} for node in silent]
         notes = unclean_election.data_loss(chosen, copies, silent)
-        clean = [row["node"] for row in rows if row["eligible"] and row["node"] != chosen.node]
+        clean = [each.node for each in holds if each.eligible and each.node != chosen.node]
         if clean and record.status is not PartitionStatus.OFFLINE:
             notes.append(f"an election without loss may be under way: {', '.join(clean)} may be elected")
         if record.effective_min_isr > 1:
             notes.append(f"writes are refused until {record.effective_min_isr} replicas are in sync (min-ISR)")
-        return {
-            "outcome": "would be ordered",
-            "partition": record.partition,
-            "node": chosen.node,
-            "version": record.version,
-            "status": record.status.value,
-            "record_epoch": record.epoch,
-            "reason": record.reason,
-            "replicas": rows,
-            "notes": notes,
-        }
+        return LeaderPlan(
+            outcome="would be ordered",
+            partition=record.partition,
+            node=chosen.node,
+            version=record.version,
+            status=record.status.value,
+            record_epoch=record.epoch,
+            reason=record.reason,
+            replicas=[*holds, *(ReplicaHolds(node, None, None, None, None, None, None, None) for node in silent)],
+            notes=notes,
+        )
+
+
+def record_of(name: str, records: Mapping[int, PartitionRecord]) -> PartitionRecord:
+    """The record of a partition that a path names. Raises RequestRefused."""
+    number = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1
+    if number not in records:
+        raise RequestRefused(404, "unknown-partition", f"there is no partition {name[:40]!r}: {len(records)} are there")
+    return records[number]
 
 
 def _rolled_back(reported: NodeReplicaFacts | None, partition: int) -> bool:

@@ -28,7 +28,7 @@ from isthmus.node.cli.output import (
     objects_in,
     value_or_nothing,
 )
-from isthmus.node.cli.reassignment import NODE_COLUMNS
+from isthmus.node.cli.reassignment import NODES
 from isthmus.node.cli.rolling_restart import rolling_restart, wait_command
 from isthmus.node.cli.unsafe_recovery import reseed
 
@@ -44,12 +44,8 @@ for command in (adopt_command, reseed, wait_command, rolling_restart):
 
 # --- status ---
 
-NODES: Final = TableSpec(
-    *NODE_COLUMNS,
-    column("http", leave=4, host=True),
-    column("admin", leave=5, host=True),
-    column("cluster", leave=6, host=True),
-)
+STATES: Final = TableSpec(*(each for each in NODES.columns if each.heading != "reason"))
+"""Nodes without the reasons of their states, which stand among the problems."""
 ACTORS: Final = TableSpec("actor", column("state", state=True), column("reason", value_or_nothing("reason"), text=True))
 NOT_ONLINE: Final = ("election", "candidate_found", "offline")
 
@@ -92,7 +88,7 @@ def _echo(answer: Row, problems: list[str]) -> None:
         ]
     )
     click.echo()
-    NODES.echo(objects_in(answer, "nodes"))
+    STATES.echo(objects_in(answer, "nodes"))
     click.echo()
     ACTORS.echo(objects_in(answer, "actors"))
 

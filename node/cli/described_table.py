@@ -17,11 +17,12 @@ def table_of(row: type[msgspec.Struct]) -> TableSpec:
 
 def _column(name: str, described: TableColumn) -> Column:
     def value(row: Row) -> Any:
+        if described.shown is not None:
+            return described.shown(row)
         found = row.get(name)
-        if described.words is not None:
-            return described.words(found)
         if found is None or found == "":
             return "" if described.nothing else found
         return moment(found) if described.moment else found
 
-    return Column(described.heading or name.replace("_", " "), value, described.leave)
+    heading = described.heading or name.replace("_", " ")
+    return Column(heading, value, described.leave, described.text, described.host, described.state)

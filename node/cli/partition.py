@@ -16,20 +16,21 @@ import click
 from isthmus.config.text import quantity
 from isthmus.config.validation import check_name
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
+from isthmus.node.cli.described_table import table_of
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import (
-    Row,
-    TableSpec,
-    cell,
-    column,
-    echo_json,
-    echo_table,
-    output_option,
-    value_or_nothing,
+from isthmus.node.cli.output import cell, echo_facts, echo_json, echo_table, objects_in, output_option
+from isthmus.node.cli.parameters import (
+    Count,
+    PartitionName,
+    PartitionParameter,
+    RenamedOption,
+    bucket_type_name,
+    checking,
+    partition_number,
 )
-from isthmus.node.cli.parameters import Count, RenamedOption, bucket_type_name, checking
 from isthmus.node.cli.reassignment import moves, read_limited, reassign
 from isthmus.node.cli.unsafe_recovery import force_leader
+from isthmus.node.nouns.partition import PartitionRow, ReplicaRow
 from isthmus.repl.controller.placement import (
     PARTITIONS_MAX,
     REPLICAS_MAX,
@@ -48,24 +49,8 @@ INDEX_MAX: Final = 1_000_000_000
 """Largest start index: more than any number of partitions ever placed."""
 
 
-def _leader(row: Row) -> Any:
-    """The leader; "-" for a partition without one, "unknown" where its record was not read."""
-    return row.get("leader") or ("" if row.get("status") else None)
-
-
-PARTITIONS: Final = TableSpec(
-    "partition",
-    column("type/index", lambda row: f"{cell(row.get('bucket_type'))}/{cell(row.get('index'))}", leave=3),
-    ("leader", _leader),
-    column("replicas", leave=2),
-    "isr",
-    column("leo", leave=4),
-    column("hw", leave=5),
-    column("apply", "applied", leave=6),
-    column("lag", leave=1),
-    column("status", state=True),
-    column("reason", value_or_nothing("reason"), text=True),
-)
+PARTITIONS: Final = table_of(PartitionRow)
+REPLICAS: Final = table_of(ReplicaRow)
 
 
 @click.group("partition")
@@ -85,6 +70,22 @@ def list_partitions(bucket_type: str | None, query: AdminCommand) -> None:
     """Every partition with its leader, replicas, in-sync replicas, offsets and status."""
     path = "/admin/partitions" + (f"?bucket_type={quote(bucket_type, safe='')}" if bucket_type else "")
     query.echo_rows(query.get(path), "partitions", PARTITIONS)
+
+
+@partition_group.command("show", short_help="One partition: what each replica reports.")
+@click.argument("partition", type=PartitionParameter())
+@admin_query
+def show(partition: PartitionName, query: AdminCommand) -> None:
+    """PARTITION (its number, or TYPE/INDEX): its record, and what each of its replicas reports."""
+    answer = query.get(f"/admin/partitions/{partition_number(query.admin, partition)}")
+    if query.echo_json(answer):
+        return
+    PARTITIONS.echo([answer])
+    click.echo()
+    names = ("epoch", "min_isr", "elr", "adding", "removing")
+    echo_facts((name.replace("_", "-"), answer.get(name)) for name in names)
+    click.echo()
+    REPLICAS.echo(objects_in(answer, "replica_states"))
 
 
 @partition_group.command("plan")

@@ -15,6 +15,7 @@ import click
 
 from isthmus.config.text import quantity
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
+from isthmus.node.cli.described_table import table_of
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
@@ -31,6 +32,7 @@ from isthmus.node.cli.output import (
 )
 from isthmus.node.cli.parameters import Count, bucket_type_name
 from isthmus.node.cli.waiting import Waiter, wait_for_empty, wait_for_order, wait_options
+from isthmus.node.nouns.node import NodeRow
 from isthmus.repl.controller.placement import MAP_BYTES_MAX, REPLICAS_MAX, BadReplicaMap, read_document
 from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadInput
@@ -305,17 +307,7 @@ def _heading(order: Row) -> str:
 
 # --- node list ---
 
-NODE_COLUMNS: Final = (
-    ("node", "name"),
-    column("id", leave=2),
-    column("rack", leave=3),
-    column("state", state=True),
-    column("drained", leave=1),
-    "leaders",
-    "replicas",
-    "in_sync",
-)
-NODES: Final = TableSpec(*NODE_COLUMNS, column("reason", text=True))
+NODES: Final = table_of(NodeRow)
 
 
 @click.command("list", short_help="Every node: what it holds and leads, whether it lives.")

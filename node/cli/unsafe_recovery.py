@@ -11,12 +11,14 @@ from typing import Any, Final
 import click
 
 from isthmus.node.cli.admin_command import AdminCommand, admin_act
+from isthmus.node.cli.described_table import table_of
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.cli.output import TableSpec, cell, named, objects_in
+from isthmus.node.cli.output import cell, named, objects_in
 from isthmus.node.cli.parameters import PartitionName, PartitionParameter, partition_number
 from isthmus.node.cli.waiting import Goal, Waiter, wait_for, wait_options
+from isthmus.node.nouns.partition import ReplicaHolds
 
-REPLICAS: Final = TableSpec("node", "eligible", "epoch", "log_epoch", "leo", "hw", "applied", "gen")
+REPLICAS: Final = table_of(ReplicaHolds)
 
 
 @click.command("force-leader", short_help="Elect a replica whatever it lacks: loses writes.")

@@ -41,7 +41,6 @@ from isthmus.repl.security.tls import shown_address
 from isthmus.repl.unforeseen import unforeseen
 
 ACTS: Final[Mapping[tuple[str, str], str]] = {
-    ("POST", "/admin/partitions/assign"): "create a bucket type by a replica map",
     ("POST", "/admin/bucket-types/{name}/replication-factor"): "change replication factor of bucket type {name}",
     **{("POST", noun.act_path(act)): act.audited for noun in NOUNS for act in noun.acts},
     ("POST", "/admin/bucket-types/{type}/properties/set"): "set properties of bucket type {type}",
@@ -49,13 +48,11 @@ ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/admin/buckets/{type}/{bucket}/properties/set"): "set properties of bucket {type}/{bucket}",
     ("POST", "/admin/buckets/{type}/{bucket}/properties/unset"): "unset properties of bucket {type}/{bucket}",
     ("POST", "/admin/reaps"): "reap a tombstone",
-    ("POST", "/admin/partitions/{partition}/force-leader"): "force leader of partition {partition}",
     ("POST", "/admin/cluster/reseed"): "reseed the partition records",
     ("POST", "/admin/leaders/balance"): "balance leaders",
     ("POST", "/admin/moves"): "order a reassignment",
     ("POST", "/admin/moves/cancel"): "cancel a reassignment",
     ("POST", "/admin/nodes/drain"): "drain nodes",
-    ("POST", "/admin/nodes/{name}/remove"): "remove node {name}",
     ("POST", "/admin/queues/register"): "create a queue",
     ("POST", "/admin/queues/{queue}/suspend"): "suspend queue {queue}",
     ("POST", "/admin/queues/{queue}/resume"): "resume queue {queue}",

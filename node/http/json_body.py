@@ -42,13 +42,14 @@ def add_noun(
     router: Router[Callable[..., Any]],
     noun: DescribedNoun,
     listed: Callable[[Request], Awaitable[Reply]],
-    shown: Callable[[Request], Awaitable[Reply]],
+    shown: Callable[[Request], Awaitable[Reply]] | None,
     acts: Mapping[Act, Callable[[Request, Any], Awaitable[Reply]]],
 ) -> None:
     """Add the routes of a noun: its list, one of it, and its acts, all of which must be there."""
     assert set(acts) == set(noun.acts), noun.name
     router.add("GET", noun.path, listed)
-    router.add("GET", noun.item_path, shown)
+    if shown is not None:
+        router.add("GET", noun.item_path, shown)
     for act, handler in acts.items():
         router.add("POST", noun.act_path(act), BodyHandler(act.request, handler))
 

@@ -189,7 +189,6 @@ ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
         required=("series",),
     ),
     ("GET", "/admin/live"): OperationSpec((200, 404), _OF_TYPE, answer="text/event-stream"),
-    ("GET", "/admin/partitions"): _ASKED._replace(query=_OF_TYPE),
     ("GET", "/admin/audit"): _ASKED._replace(
         query={
             "since": _TIME,

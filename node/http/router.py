@@ -111,7 +111,7 @@ class _Route(NamedTuple, Generic[Handler]):
 
 
 class Router(Generic[Handler]):
-    """Routes by pattern: `/queues/{queue}/fetch`. The first pattern that fits wins, in the order of adding."""
+    """Routes by pattern: `/queues/{queue}/fetch`. Of the patterns that fit, the one with most literal parts wins."""
 
     def __init__(self) -> None:
         self._by_length: dict[int, list[_Route[Handler]]] = {}
@@ -129,6 +129,7 @@ class Router(Generic[Handler]):
         else:
             route = _Route(pattern, literals, names, {})
             routes.append(route)
+            routes.sort(key=lambda each: len(each.names))
         for method in (methods,) if isinstance(methods, str) else methods:
             assert method not in route.handlers, f"two handlers for {method} {pattern}"
             route.handlers[method] = handler

@@ -25,14 +25,18 @@ class TableColumn(NamedTuple):
 
     `heading` "": the field's name. `leave`: the order in which columns are left out on a narrow terminal, the highest
     first; 0: never. `moment`: milliseconds since 1970. `nothing`: null means that there is none, not that it is not
-    known. `words`: what is shown, by the value.
+    known. `state`: a word with a mark; `text`: sentences, which wrap; `host`: an address. `shown`: what is shown, by
+    the whole row.
     """
 
     heading: str = ""
     leave: int = 0
     moment: bool = False
     nothing: bool = False
-    words: Callable[[Any], str] | None = None
+    state: bool = False
+    text: bool = False
+    host: bool = False
+    shown: Callable[[Mapping[str, Any]], Any] | None = None
 
 
 def means(description: str, column: TableColumn | None = None) -> msgspec.Meta:
@@ -55,7 +59,7 @@ def columns_of(row: type[msgspec.Struct]) -> Iterator[tuple[str, TableColumn]]:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A change of one thing: POST {item path}/{verb}; "" for {item path} itself.
+    """A change: POST {item path}/{verb} of one thing, or POST {path}/{verb} `of_all`; "" for the path itself.
 
     `request`: its body. `answer`: what is answered. `audited`: the act in words, with the path's parameters."""
 
@@ -63,13 +67,15 @@ class Act:
     request: type[AuditedRequest]
     answer: type[msgspec.Struct]
     audited: str
+    of_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedNoun:
     """What GET {path} lists, and GET {path}/{key} shows one of.
 
-    `listing`, `one`: what they answer; `row`: of the listing. `parameters`: of both, name -> meaning.
+    `listing`, `one`: what they answer, None where there is no such route; `row`: of the listing. `parameters`: of both,
+    name -> meaning.
     """
 
     name: str
@@ -77,7 +83,7 @@ class DescribedNoun:
     key: str
     row: type[msgspec.Struct]
     listing: type[msgspec.Struct]
-    one: type[msgspec.Struct]
+    one: type[msgspec.Struct] | None
     acts: tuple[Act, ...]
     parameters: Mapping[str, str] = field(default_factory=dict)
 
@@ -88,11 +94,13 @@ class DescribedNoun:
 
     def act_path(self, act: Act) -> str:
         """The path of an act."""
-        return f"{self.item_path}/{act.verb}" if act.verb else self.item_path
+        path = self.path if act.of_all else self.item_path
+        return f"{path}/{act.verb}" if act.verb else path
 
     def answers(self) -> Iterator[tuple[str, str, type[msgspec.Struct]]]:
         """(method, path, answer) of each route."""
         yield "GET", self.path, self.listing
-        yield "GET", self.item_path, self.one
+        if self.one is not None:
+            yield "GET", self.item_path, self.one
         for act in self.acts:
             yield "POST", self.act_path(act), act.answer

@@ -6,6 +6,8 @@ from typing import Final
 
 from isthmus.node.nouns.bucket_type import BUCKET_TYPE
 from isthmus.node.nouns.description import DescribedNoun
+from isthmus.node.nouns.node import NODE
 from isthmus.node.nouns.option import OPTION
+from isthmus.node.nouns.partition import PARTITION
 
-NOUNS: Final[tuple[DescribedNoun, ...]] = (OPTION, BUCKET_TYPE)
+NOUNS: Final[tuple[DescribedNoun, ...]] = (OPTION, BUCKET_TYPE, PARTITION, NODE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -11,8 +12,9 @@ from isthmus.node.nouns.description import Act, DescribedNoun, TableColumn, mean
 from isthmus.node.nouns.requests import AuditedRequest, DryRun, right
 
 
-def scope_words(bucket_type: str | None) -> str:
+def _scope(row: Mapping[str, Any]) -> str:
     """For whom an option is set."""
+    bucket_type = row.get("bucket_type")
     return "cluster" if bucket_type is None else f"bucket type {bucket_type}"
 
 
@@ -27,7 +29,7 @@ class OptionRow(msgspec.Struct, frozen=True):
     """A dynamic option, of the cluster or of one bucket type."""
 
     option: Annotated[str, means("Its name.", TableColumn())]
-    bucket_type: Annotated[str | None, means("Null: the cluster's.", TableColumn("for", leave=1, words=scope_words))]
+    bucket_type: Annotated[str | None, means("Null: the cluster's.", TableColumn("for", leave=1, shown=_scope))]
     default: Annotated[str, means("The default, as text.", TableColumn(leave=3))]
     set: Annotated[int | str | None, means("What somebody set; null: nothing.", TableColumn(nothing=True))]
     effective: Annotated[int | str, means("What is in force.", TableColumn())]

@@ -11,7 +11,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from msgspec import structs
+
 from isthmus.node.http.answer_texts import silent_sentence
+from isthmus.node.nouns.node import NodeRow
+from isthmus.node.nouns.partition import PartitionRow, ReplicaRow
 from isthmus.node.services.replica_query import NodeReplicaFacts, ReplicaFacts
 from isthmus.repl.model.errors import OutOfStorage
 from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus, Registration
@@ -29,41 +33,49 @@ def node_rows(
     drained: Collection[str] = (),
     known: Collection[str] = (),
     ids: Mapping[str, int] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[NodeRow]:
     """Every node that is registered, holds a replica, or is among `drained` or `known`, by name. `ids`: the node ids of
     nodes that are down."""
     leads = Counter(r.leader.node for r in records.values() if r.leader is not None)
     holds = Counter(node for r in records.values() for node in r.replicas)
     in_sync = Counter(member.node for r in records.values() for member in r.isr)
     return [
-        _node_row(name, registrations.get(name), (ids or {}).get(name), leads[name], holds[name], in_sync[name])
-        | {"drained": name in drained}
+        _node_row(
+            NodeRow(
+                name=name,
+                id=(ids or {}).get(name),
+                rack=None,
+                state="gone",
+                drained=name in drained,
+                leaders=leads[name],
+                replicas=holds[name],
+                in_sync=in_sync[name],
+                http=None,
+                admin=None,
+                cluster=None,
+                reason="it has no session with the metastore: not started, stopped, or cut off",
+            ),
+            registrations.get(name),
+        )
         for name in sorted({*registrations, *holds, *drained, *known})
     ]
 
 
-def _node_row(
-    name: str, found: Registration | None, number: int | None, leaders: int, replicas: int, in_sync: int
-) -> dict[str, Any]:
+def _node_row(gone: NodeRow, found: Registration | None) -> NodeRow:
+    """The row of a node; `gone`: its row without a registration."""
     if found is None:
-        state, reason = "gone", "it has no session with the metastore: not started, stopped, or cut off"
-    elif not found.active:
-        state, reason = "leaving", "it is stopping: it hands over what it leads and is not elected"
-    else:
-        state, reason = "live", ""
-    return {
-        "name": name,
-        "id": number if found is None else found.id,
-        "rack": None if found is None else found.rack,
-        "state": state,
-        "reason": reason,
-        "leaders": leaders,
-        "replicas": replicas,
-        "in_sync": in_sync,
-        "http": None if found is None else found.http_url,
-        "admin": None if found is None else found.admin_url,
-        "cluster": None if found is None else found.cluster_address,
-    }
+        return gone
+    leaving = "it is stopping: it hands over what it leads and is not elected"
+    return structs.replace(
+        gone,
+        id=found.id,
+        rack=found.rack,
+        state="live" if found.active else "leaving",
+        http=found.http_url,
+        admin=found.admin_url,
+        cluster=found.cluster_address,
+        reason="" if found.active else leaving,
+    )
 
 
 def with_gone(records: Records, reported: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,9 +130,9 @@ def problems(
     found = [f"bucket type default: {waiting}"] if waiting else []
     found += [_unread(path, why, records) for path, why in sorted((unread or {}).items())]
     found += [
-        f"node {row['name']} is {row['state']}: {row['reason']}"
+        f"node {row.name} is {row.state}: {row.reason}"
         for row in node_rows(records, registrations)
-        if row["state"] != "live" and not (row["name"] in drained and not row["replicas"])
+        if row.state != "live" and not (row.name in drained and not row.replicas)
     ]
     full, others = _replica_problems(records, facts or {})
     found += full
@@ -202,44 +214,47 @@ def partition_rows(
     registrations: Registrations,
     facts: Mapping[str, NodeReplicaFacts | None],
     unread: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[PartitionRow]:
     """Every partition, by id, with the facts of its replicas (`facts`, by node). A partition whose record is `unread`
     (by path) appears as it was last read, with the reason."""
-    rows = [_partition_row(record, registrations, facts) for _, record in sorted(records.items())]
-    for row in rows:
-        if why := (unread or {}).get(f"/p/{row['partition']}"):
-            row["reason"] = f"nothing is decided, its record cannot be read: {why}"
-    return rows
+    return [
+        _partition_row(record, registrations, facts, (unread or {}).get(f"/p/{record.partition}"))
+        for _, record in sorted(records.items())
+    ]
 
 
 def _partition_row(
-    record: PartitionRecord, registrations: Registrations, facts: Mapping[str, NodeReplicaFacts | None]
-) -> dict[str, Any]:
+    record: PartitionRecord,
+    registrations: Registrations,
+    facts: Mapping[str, NodeReplicaFacts | None],
+    unread: str | None,
+) -> PartitionRow:
     reported = {node: _facts_of(facts.get(node), record.partition) for node in record.replicas}
     leader = None if record.leader is None else record.leader.node
     lead = None if leader is None else reported.get(leader)
     states = [_replica_row(record, node, reported[node], lead, registrations, facts) for node in record.replicas]
-    lags = [state["lag"] for state in states]
-    return {
-        "partition": record.partition,
-        "bucket_type": record.bucket_type,
-        "index": record.index,
-        "leader": leader,
-        "replicas": list(record.replicas),
-        "adding": list(record.adding),
-        "removing": list(record.removing),
-        "isr": sorted(m.node for m in record.isr),
-        "elr": sorted(m.node for m in record.elr),
-        "min_isr": record.effective_min_isr,
-        "epoch": record.epoch,
-        "leo": None if lead is None else lead.leo,
-        "hw": None if lead is None else lead.hw,
-        "applied": None if lead is None else lead.applied,
-        "lag": None if None in lags else max(lags),
-        "status": record.status.value,
-        "reason": _reason(record, lead, states),
-        "replica_states": states,
-    }
+    lags = [state.lag for state in states]
+    known = [lag for lag in lags if lag is not None]
+    return PartitionRow(
+        partition=record.partition,
+        bucket_type=record.bucket_type,
+        index=record.index,
+        leader=leader,
+        replicas=list(record.replicas),
+        adding=list(record.adding),
+        removing=list(record.removing),
+        isr=sorted(m.node for m in record.isr),
+        elr=sorted(m.node for m in record.elr),
+        min_isr=record.effective_min_isr,
+        epoch=record.epoch,
+        leo=None if lead is None else lead.leo,
+        hw=None if lead is None else lead.hw,
+        applied=None if lead is None else lead.applied,
+        lag=max(known) if len(known) == len(lags) else None,
+        status=record.status.value,
+        reason=f"nothing is decided, its record cannot be read: {unread}" if unread else _reason(record, lead, states),
+        replica_states=states,
+    )
 
 
 def _facts_of(facts: NodeReplicaFacts | None, partition: int) -> ReplicaFacts | None:
@@ -253,33 +268,32 @@ def _replica_row(
     lead: ReplicaFacts | None,
     registrations: Registrations,
     facts: Mapping[str, NodeReplicaFacts | None],
-) -> dict[str, Any]:
+) -> ReplicaRow:
     in_sync = any(m.node == node if reported is None else m == Member(node, reported.gen) for m in record.isr)
     if reported is not None:
-        return {
-            "node": node,
-            "role": reported.role,
-            "epoch": reported.epoch,
-            "gen": reported.gen,
-            "leo": reported.leo,
-            "durable": reported.durable,
-            "hw": reported.hw,
-            "applied": reported.applied,
-            "lag": None if lead is None else max(0, lead.leo - reported.leo),
-            "in_sync": in_sync,
-            "reason": reported.reason,
-        }
+        return ReplicaRow(
+            node=node,
+            role=reported.role,
+            epoch=reported.epoch,
+            gen=reported.gen,
+            leo=reported.leo,
+            durable=reported.durable,
+            hw=reported.hw,
+            applied=reported.applied,
+            lag=None if lead is None else max(0, lead.leo - reported.leo),
+            in_sync=in_sync,
+            reason=reported.reason,
+        )
     if node not in registrations:
         reason = "the node is gone"
     elif facts.get(node) is None:
         reason = "the node did not answer"
     else:
         reason = "the node has not made its copy yet"
-    unknown = dict.fromkeys(("role", "epoch", "gen", "leo", "durable", "hw", "applied", "lag"))
-    return {"node": node, **unknown, "in_sync": in_sync, "reason": reason}
+    return ReplicaRow(node, None, None, None, None, None, None, None, None, in_sync, reason)
 
 
-def _reason(record: PartitionRecord, lead: ReplicaFacts | None, states: list[dict[str, Any]]) -> str:
+def _reason(record: PartitionRecord, lead: ReplicaFacts | None, states: list[ReplicaRow]) -> str:
     """The reason of a partition's state."""
     if record.status is not PartitionStatus.ONLINE:
         return record.reason or f"{record.status.value}: the controller has not acted yet"
@@ -294,8 +308,8 @@ def _reason(record: PartitionRecord, lead: ReplicaFacts | None, states: list[dic
         found.append(lead.changing if lead is not None and lead.changing else "its replicas change")
     out = {} if lead is None else lead.out
     found += [
-        f"{state['node']} is out of sync: {'; '.join(filter(None, (out.get(state['node']), state['reason'])))}"
+        f"{state.node} is out of sync: {'; '.join(filter(None, (out.get(state.node), state.reason)))}"
         for state in states
-        if not state["in_sync"] and state["node"] not in record.removing
+        if not state.in_sync and state.node not in record.removing
     ]
     return "; ".join(found) or "all in sync"

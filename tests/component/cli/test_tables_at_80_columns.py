@@ -42,6 +42,28 @@ def partition_row(number: int, **changed: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_one_partition_is_shown_with_its_replicas(
+    east: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The row of the listing, what the listing leaves out, and a row for each replica; null facts are unknown."""
+    facts = ("role", "epoch", "gen", "leo", "durable", "hw", "applied", "lag")
+    led = dict(zip(facts, ("leader", 6, 11, 9, 9, 9, 9, 0), strict=True))
+    replicas = [
+        {"node": "east-1", **led, "in_sync": True, "reason": "serving"},
+        {"node": "east-2", **dict.fromkeys(facts), "in_sync": False, "reason": "the node is gone"},
+    ]
+    row = partition_row(7, epoch=6, min_isr=2, elr=[], adding=[], removing=[], replica_states=replicas)
+    east.respond("/admin/partitions/7", row)
+    out = shown("partition", "show", "7", width=80, monkeypatch=monkeypatch, capsys=capsys)
+    lines = [line.split() for line in out.splitlines()]
+    assert max(map(len, out.splitlines())) <= 80
+    assert ["epoch:", "6"] in lines
+    assert ["east-1", "leader", "6", "9", "9", "0", "yes", "serving"] in lines
+    assert ["east-2", "unknown", "unknown", "unknown", "unknown", "unknown", "no", "the", "node", "is", "gone"] in lines
+    wide = shown("partition", "show", "7", "-o", "wide", width=80, monkeypatch=monkeypatch, capsys=capsys)
+    assert "DURABLE" in wide
+
+
 def respond_with_tables(east: FakeAdminListener) -> None:
     """Let the listener answer with states of all kinds."""
     answer = cluster_answers.cluster_answer("east")

@@ -2,20 +2,6 @@
 
 export type Child = Node | string | number | null | undefined | false | Child[];
 
-export interface NodeRow {
-  name: string;
-  id: number | null;
-  rack: string | null;
-  state: "live" | "leaving" | "gone";
-  reason: string;
-  leaders: number;
-  replicas: number;
-  in_sync: number;
-  http: string | null;
-  admin: string | null;
-  drained: boolean;
-}
-
 export interface ClusterStatus {
   cluster: string;
   state: string;
@@ -48,36 +34,6 @@ export interface ClusterStatus {
 export interface Findings {
   state: "ok" | "unknown" | "warning" | "critical";
   findings: { code: string; severity: string; subject: string; sentence: string; remedy: string }[];
-}
-
-export interface ReplicaState {
-  node: string;
-  role: string | null;
-  leo: number | null;
-  lag: number | null;
-  in_sync: boolean;
-  reason: string;
-}
-
-export interface Partition {
-  partition: number;
-  bucket_type: string;
-  index: number;
-  leader: string | null;
-  replicas: string[];
-  adding: string[];
-  removing: string[];
-  isr: string[];
-  elr: string[];
-  min_isr: number;
-  epoch: number;
-  leo: number | null;
-  hw: number | null;
-  applied: number | null;
-  lag: number | null;
-  status: string;
-  reason: string;
-  replica_states: ReplicaState[];
 }
 
 export interface LagRow {
@@ -684,6 +640,100 @@ export interface BucketTypeCreated {
   bucket_type: string;
   online: number;
   partitions: PartitionPlace[];
+}
+
+export interface ReplicaRow {
+  node: string;
+  role: string | null;
+  epoch: number | null;
+  gen: number | null;
+  leo: number | null;
+  durable: number | null;
+  hw: number | null;
+  applied: number | null;
+  lag: number | null;
+  in_sync: boolean;
+  reason: string;
+}
+
+export interface PartitionRow {
+  partition: number;
+  bucket_type: string;
+  index: number;
+  leader: string | null;
+  replicas: string[];
+  adding: string[];
+  removing: string[];
+  isr: string[];
+  elr: string[];
+  min_isr: number;
+  epoch: number;
+  leo: number | null;
+  hw: number | null;
+  applied: number | null;
+  lag: number | null;
+  status: string;
+  reason: string;
+  replica_states: ReplicaRow[];
+}
+
+export interface Partitions {
+  partitions: PartitionRow[];
+}
+
+export interface ReplicaHolds {
+  node: string;
+  eligible: boolean | null;
+  epoch: number | null;
+  log_epoch: number | null;
+  leo: number | null;
+  hw: number | null;
+  applied: number | null;
+  gen: number | null;
+}
+
+export interface LeaderPlan {
+  outcome: string;
+  partition: number;
+  node: string;
+  version: number;
+  status: string;
+  record_epoch: number;
+  reason: string;
+  replicas: ReplicaHolds[];
+  notes: string[];
+  epoch?: number | null;
+  lineage?: number | null;
+}
+
+export interface PartitionsAssigned {
+  outcome: string;
+  bucket_type: string;
+  partitions: number;
+}
+
+export interface NodeRow {
+  name: string;
+  id: number | null;
+  rack: string | null;
+  state: "gone" | "leaving" | "live";
+  drained: boolean;
+  leaders: number;
+  replicas: number;
+  in_sync: number;
+  http: string | null;
+  admin: string | null;
+  cluster: string | null;
+  reason: string;
+}
+
+export interface Nodes {
+  nodes: NodeRow[];
+}
+
+export interface NodeRemoved {
+  outcome: string;
+  node: string;
 }
 // end of nouns
 

@@ -11,7 +11,7 @@ import { time } from "../js/time.js";
 import { bytes, count, milliseconds, number, percent, quantity } from "../js/units.js";
 
 /** @typedef {import("../js/types.d.ts").NodeRow} NodeRow */
-/** @typedef {import("../js/types.d.ts").Partition} Partition */
+/** @typedef {import("../js/types.d.ts").PartitionRow} PartitionRow */
 /** @typedef {import("../js/types.d.ts").Leaders} Leaders */
 /** @typedef {import("../js/types.d.ts").Moves} Moves */
 /** @typedef {import("../js/types.d.ts").MovePlan} MovePlan */
@@ -383,7 +383,7 @@ function partitionGrid(box, { signal, query, setQuery }) {
     content,
     details,
   );
-  /** @type {Partition[]} */
+  /** @type {PartitionRow[]} */
   let all = [];
 
   /** @param {Record<string, string | null>} change */
@@ -398,7 +398,7 @@ function partitionGrid(box, { signal, query, setQuery }) {
   const watched = watch(
     content,
     async (s) => (await get("/admin/partitions", s)).partitions,
-    (/** @type {Partition[]} */ rows) => {
+    (/** @type {PartitionRow[]} */ rows) => {
       all = rows;
       const names = [...new Set(rows.map((row) => row.bucket_type))].sort();
       if (types.options.length !== names.length + 1) {
@@ -422,7 +422,7 @@ function partitionGrid(box, { signal, query, setQuery }) {
 }
 
 /**
- * @param {Partition} row
+ * @param {PartitionRow} row
  * @returns {{tone: import("../js/badge.js").Tone, word: string}}
  */
 function stateOf(row) {
@@ -437,7 +437,7 @@ function stateOf(row) {
     : { tone: "good", word: "in sync" };
 }
 
-/** @param {Partition[]} rows */
+/** @param {PartitionRow[]} rows */
 function summary(rows) {
   /** @type {Map<string, {tone: import("../js/badge.js").Tone, number: number}>} */
   const found = new Map();
@@ -466,7 +466,7 @@ function legend(nodes) {
 
 /**
  * A tile for each partition, with its replicas by the number of their node. One stop of the Tab key; arrows move within.
- * @param {Partition[]} rows
+ * @param {PartitionRow[]} rows
  * @param {string[]} nodes
  * @param {string | null} chosen
  * @param {(partition: string) => void} choose
@@ -525,7 +525,7 @@ function tiles(rows, nodes, chosen, choose) {
 }
 
 /**
- * @param {Partition} row
+ * @param {PartitionRow} row
  * @param {string} node
  * @param {number} place
  */
@@ -537,7 +537,7 @@ function cell(row, node, place) {
 }
 
 /**
- * @param {Partition} row
+ * @param {PartitionRow} row
  * @param {() => void} close
  */
 function shownPartition(row, close) {

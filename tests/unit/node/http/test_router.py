@@ -82,6 +82,10 @@ def test_the_router_finds_handlers_by_segments_and_method():
     assert router.match("HEAD", b"/a/1/c").handler == "read"
     assert router.match("PUT", b"/a/1/c").handler == "write"
     assert router.match("POST", b"/a").handler == "list"
+    router.add("GET", "/s/{x}", "one")
+    router.add("POST", "/s/all", "all")
+    assert router.match("GET", b"/s/some").handler == "one"
+    assert router.match("POST", b"/s/all").handler == "all", "more literal parts win, in whatever order they were added"
     for path in (b"/", b"/a/1", b"/a/1/c/", b"/A", b"", b"/%61", b"/a/1/d"):
         with pytest.raises(RequestRefused) as unknown:
             router.match("GET", path)

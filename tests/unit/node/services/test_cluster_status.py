@@ -10,6 +10,7 @@ import msgpack
 import pytest
 from msgspec import structs
 
+from isthmus.node.nouns.partition import PartitionRow
 from isthmus.node.services import cluster_status
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.replica_query import REPLICAS, ReplicaFacts, ReplicaForm, ReplicaResponder
@@ -60,7 +61,7 @@ LEADER = facts(1, 12, role="leader", hw=11, applied=11, ready=True, reason="serv
 SAID: dict[str, Any] = {"a": {0: LEADER}, "b": {0: facts(2)}, "c": {0: facts(3, 7)}}
 
 
-def row(of: PartitionRecord, said: dict[str, Any], registrations: dict[str, Registration] = ALL) -> dict[str, Any]:
+def row(of: PartitionRecord, said: dict[str, Any], registrations: dict[str, Registration] = ALL) -> PartitionRow:
     """The one row."""
     (found,) = cluster_status.partition_rows({0: of}, registrations, said)
     return found
@@ -69,12 +70,12 @@ def row(of: PartitionRecord, said: dict[str, Any], registrations: dict[str, Regi
 def test_a_partition_shows_its_leaders_offsets_and_the_lag_of_the_last() -> None:
     """LEO, HW and APPLY are the leader's; LAG is that of the replica furthest behind; each replica has its own."""
     found = row(record(), SAID)
-    shown = {key: found[key] for key in ("leader", "leo", "hw", "applied", "lag", "status", "reason", "epoch")}
+    shown = {key: getattr(found, key) for key in ("leader", "leo", "hw", "applied", "lag", "status", "reason", "epoch")}
     assert shown == {
         "leader": "a", "leo": 12, "hw": 11, "applied": 11, "lag": 5,
         "status": "online", "reason": "all in sync", "epoch": 6,
     }  # fmt: skip
-    assert [(each["node"], each["lag"], each["gen"], each["in_sync"]) for each in found["replica_states"]] == [
+    assert [(each.node, each.lag, each.gen, each.in_sync) for each in found.replica_states] == [
         ("a", 0, 1, True),
         ("b", 2, 2, True),
         ("c", 5, 3, True),
@@ -84,58 +85,58 @@ def test_a_partition_shows_its_leaders_offsets_and_the_lag_of_the_last() -> None
 def test_a_silent_node_is_unknown_and_so_is_everything_that_depends_on_it() -> None:
     """With a silent follower the lag is unknown; with a silent leader all offsets are. No number is estimated."""
     found = row(record(), {**SAID, "c": None})
-    assert (found["leo"], found["lag"]) == (12, None)
-    silent = found["replica_states"][2]
-    assert (silent["reason"], silent["in_sync"]) == ("the node did not answer", True)
-    assert {silent[key] for key in ("role", "epoch", "gen", "leo", "durable", "hw", "applied", "lag")} == {None}
+    assert (found.leo, found.lag) == (12, None)
+    silent = found.replica_states[2]
+    assert (silent.reason, silent.in_sync) == ("the node did not answer", True)
+    facts_of_one = ("role", "epoch", "gen", "leo", "durable", "hw", "applied", "lag")
+    assert {getattr(silent, key) for key in facts_of_one} == {None}
     found = row(record(), {**SAID, "a": None})
-    assert [found[key] for key in ("leo", "hw", "applied", "lag")] == [None] * 4
-    assert found["leader"] == "a"
+    assert [getattr(found, key) for key in ("leo", "hw", "applied", "lag")] == [None] * 4
+    assert found.leader == "a"
 
 
 def test_every_state_of_a_partition_has_a_reason() -> None:
     """Reasons cover out-of-sync replicas, a partition below min-ISR or not served yet, and the record's reason if it is
     not online."""
     out = record(isr=frozenset({A, B}))
-    assert row(out, SAID)["reason"] == "c is out of sync: following: a leads"
+    assert row(out, SAID).reason == "c is out of sync: following: a leads"
     lead = structs.replace(LEADER, out={"c": "lags, taken out 3 s ago; waits out its back-off of 5 s, 2 s left"})
-    assert row(out, {**SAID, "a": {0: lead}})["reason"] == (
+    assert row(out, {**SAID, "a": {0: lead}}).reason == (
         "c is out of sync: lags, taken out 3 s ago; waits out its back-off of 5 s, 2 s left; following: a leads"
     )
     gone = {name: ALL[name] for name in "ab"}
-    assert row(out, {"a": SAID["a"], "b": SAID["b"]}, gone)["reason"] == "c is out of sync: the node is gone"
-    assert row(out, {**SAID, "c": {}})["reason"] == "c is out of sync: the node has not made its copy yet"
-    below = row(record(isr=frozenset({A})), {**SAID, "a": {0: structs.replace(LEADER, ready=False, reason="barrier")}})[
-        "reason"
-    ]
+    assert row(out, {"a": SAID["a"], "b": SAID["b"]}, gone).reason == "c is out of sync: the node is gone"
+    assert row(out, {**SAID, "c": {}}).reason == "c is out of sync: the node has not made its copy yet"
+    waits = structs.replace(LEADER, ready=False, reason="barrier")
+    below = row(record(isr=frozenset({A})), {**SAID, "a": {0: waits}}).reason
     assert below.startswith("writes are refused: 1 in sync, min-ISR is 2; not served yet: barrier; b is out of sync")
     offline = record(status=PartitionStatus.OFFLINE, leader=None, reason="waits for a (not registered)")
-    assert (row(offline, SAID)["reason"], row(offline, SAID)["leader"]) == ("waits for a (not registered)", None)
+    assert (row(offline, SAID).reason, row(offline, SAID).leader) == ("waits for a (not registered)", None)
     election = record(status=PartitionStatus.ELECTION, leader=None, reason="")
-    assert row(election, SAID)["reason"] == "election: the controller has not acted yet"
+    assert row(election, SAID).reason == "election: the controller has not acted yet"
 
 
 def test_a_replica_with_another_log_is_not_in_sync() -> None:
     """The record has log id 2 for b; the replica of b has log id 22."""
     found = row(record(), {**SAID, "b": {0: facts(22)}})
-    assert found["replica_states"][1]["in_sync"] is False
-    assert found["reason"] == "b is out of sync: following: a leads"
+    assert found.replica_states[1].in_sync is False
+    assert found.reason == "b is out of sync: following: a leads"
 
 
 def test_nodes_are_live_leaving_or_gone() -> None:
     """A node is registered, registered as leaving, or only named by records; facts of a gone node are unknown."""
     registrations = {"a": ALL["a"], "b": Registration("b", 1, False, id=1)}
     rows = cluster_status.node_rows({0: record(), 1: record(1)}, registrations)
-    assert [(each["name"], each["state"], each["leaders"], each["replicas"]) for each in rows] == [
+    assert [(each.name, each.state, each.leaders, each.replicas) for each in rows] == [
         ("a", "live", 2, 2),
         ("b", "leaving", 0, 2),
         ("c", "gone", 0, 2),
     ]
-    assert (rows[0]["id"], rows[0]["rack"], rows[0]["http"], rows[0]["cluster"]) == (0, "r", "http://a:1", "a:3")
-    assert [rows[2][key] for key in ("id", "rack", "http", "admin", "cluster")] == [None] * 5
-    assert all(each["reason"] for each in rows[1:])
+    assert (rows[0].id, rows[0].rack, rows[0].http, rows[0].cluster) == (0, "r", "http://a:1", "a:3")
+    assert [getattr(rows[2], key) for key in ("id", "rack", "http", "admin", "cluster")] == [None] * 5
+    assert all(each.reason for each in rows[1:])
     kept = cluster_status.node_rows({0: record()}, registrations, ids={"a": 7, "c": 2})
-    assert [each["id"] for each in kept] == [0, 1, 2], "one that is down keeps its id, one that lives says its own"
+    assert [each.id for each in kept] == [0, 1, 2], "one that is down keeps its id, one that lives says its own"
 
 
 def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
@@ -184,7 +185,7 @@ def test_an_out_of_sync_replica_is_named_with_the_reason_from_its_node() -> None
     refusing = {**SAID, "a": {0: structs.replace(LEADER, reason=full)}}
     assert cluster_status.problems({0: record()}, ALL, "", (), refusing) == [f"node a, partition 0: {full}"]
     (shown,) = cluster_status.partition_rows({0: record()}, ALL, refusing)
-    assert shown["reason"] == full
+    assert shown.reason == full
 
 
 def test_a_live_but_silent_node_is_reported_although_all_are_in_sync() -> None:
