@@ -142,9 +142,10 @@ SMALL_BODY_BYTES: Final = 64 * 1000
 reader causes one counted copy, without a second one in the transport's buffer."""
 
 LINGER_BYTES: Final = 128 * 1000 * 1000
-LINGER_S: Final = 3.0
-"""Bytes and time for which the rest of a refused body is read and discarded: clients that send everything before they
-read would see a reset instead of the refusal. Beyond either, the connection is closed."""
+LINGER_PAUSE_S: Final = 3.0
+LINGER_S: Final = 30.0
+"""Bytes, pause and time for which the rest of a refused body is read and discarded: clients that send everything before
+they read would see a reset instead of the refusal. Beyond one of them, the connection is closed."""
 
 JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
 """Largest JSON body (operators' requests); above it 413."""
@@ -575,7 +576,8 @@ class HttpApplication:
 async def _discard(receive: Receive) -> None:
     size = 0
     while size <= LINGER_BYTES:
-        message = await receive()
+        async with asyncio.timeout(LINGER_PAUSE_S):
+            message = await receive()
         if message["type"] != "http.request" or not message["more_body"]:
             return
         size += len(message["body"])

@@ -11,6 +11,7 @@ from weakref import ref
 import msgpack
 import pytest
 
+from isthmus.node.http.application import LINGER_PAUSE_S, LINGER_S
 from isthmus.repl.model.errors import NotReady, Overloaded
 
 TEXT = {"content-type": "text/plain"}
@@ -112,3 +113,38 @@ async def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: 
     await client_api.app(scope, receive, send)
     assert told == [503]
     assert sorted(gone) == [2, size - 1]
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("pause_s", "lasts_s"),
+    [(1.0, 20.0), (LINGER_PAUSE_S + 1, LINGER_PAUSE_S), (LINGER_PAUSE_S / 2, LINGER_S)],
+    ids=["slowly", "it falls silent", "for ever"],
+)
+async def test_the_rest_of_a_refused_body_is_awaited_while_it_comes(
+    client_api: Any, pause_s: float, lasts_s: float
+) -> None:
+    """A client that sends slowly reads the refusal, whatever a busy machine makes of its pace; one that falls silent,
+    or never ends, is closed."""
+    loop = asyncio.get_running_loop()
+    client_api.app.budget.limit_bytes = 1
+    pieces = 21
+    began_s = loop.time()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal pieces
+        pieces -= 1
+        if pieces < 20:
+            await asyncio.sleep(pause_s)
+        return {"type": "http.request", "body": b"v" * 10, "more_body": pieces > 0 or lasts_s == LINGER_S}
+
+    ended: list[bool] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        ended.append(message["type"] == "http.response.body" and not message.get("more_body"))
+
+    headers = [(b"content-type", b"text/plain")]
+    scope = {"method": "PUT", "raw_path": b"/buckets/b/keys/k", "headers": headers, "query_string": b""}
+    await client_api.app(scope, receive, send)
+    assert ended == [False, False, True]
+    assert loop.time() - began_s == pytest.approx(lasts_s)
