@@ -391,7 +391,7 @@ class QueueActs:
         bulk = [row for queue in found for row in explained_bulk(queue, key)]
         if partition is None:
             return {"queues": [], "lower": bulk}
-        told = [explained(queue, partition, key, self._offered(queue, partition, change)) for queue in found]
+        told = [explained(queue, partition, key, change, self._offered(queue, partition, change)) for queue in found]
         return {"queues": told, "lower": bulk}
 
     def _offered(self, queue: QueueServer, partition: int, change: Change | None) -> Change | None:

@@ -34,13 +34,16 @@ NEXT: Final = {
 """State -> the next step."""
 
 
-def explained(queue: QueueServer, partition: int, key: Key, change: Change | None) -> dict[str, Any]:
+def explained(
+    queue: QueueServer, partition: int, key: Key, change: Change | None, offered: Change | None
+) -> dict[str, Any]:
     """State of a key in real time: {"queue", "owner", "state", "reason", "next", "ahead", "rule", "cursor"}. `change`
-    is the key's row of the change index in `partition`, which this node leads; None when it has none."""
+    is the key's row of the change index in `partition`, which this node leads, `offered` the same as the queue would
+    read it now (`object_reader.backfilled`); None when it has none."""
     machine, owner = queue.machine, queue.stored.owner
     decision = queue.filter.decide(key.bucket_type, key.bucket)
     window = machine.windows.get(partition)
-    state, reason, ahead = _state(queue, window, key, change)
+    state, reason, ahead = _state(queue, window, key, change, offered)
     return {
         "queue": queue.settings.name,
         "owner": owner.name if owner is not None and owner.cluster else None,
@@ -68,8 +71,10 @@ def explained_bulk(queue: QueueServer, key: Key) -> list[dict[str, Any]]:
     return found
 
 
-def _state(queue: QueueServer, window: Window | None, key: Key, change: Change | None) -> tuple[str, str, int | None]:
-    if change is None:
+def _state(
+    queue: QueueServer, window: Window | None, key: Key, change: Change | None, offered: Change | None
+) -> tuple[str, str, int | None]:
+    if change is None or offered is None:
         return "no-change", "the key was never written here, or was reaped", None
     if window is None:
         return "unknown", "the queue does not stand in this partition yet", None
@@ -84,10 +89,13 @@ def _state(queue: QueueServer, window: Window | None, key: Key, change: Change |
     if gap is not None:
         because = f": {gap.reason}" if gap.reason else ""
         return "gap", f"given up ({gap.what}{f' by {gap.by}' if gap.by else ''}{because})", None
-    if not window.origins.eligible(change.origin):
+    # What the queue has passed it may have passed as another cluster's, and would read as ours now.
+    if not window.origins.eligible(change.origin if where == "acknowledged" else offered.origin):
         if change.origin == window.origins.owner:
             return "from-owner", f"it was written in {_owner_name(queue)}, to which it is not sent back", None
-        return "origin", "it was written in another cluster, and the queue does not cascade", None
+        unsure = "; whether it was sent for the write of this cluster that it holds is not known any more"
+        told = "it was written in another cluster, and the queue does not cascade"
+        return "origin", told + unsure * (offered.origin != change.origin), None
     if where == "acknowledged" and (start := _start_reason(queue, window.partition, change)):
         return "before", start, None
     if where == "acknowledged":

@@ -178,14 +178,16 @@ def _of_queue(
     if machine.leases.batches:
         yield f"{where}: {len(machine.leases.batches)} batches are under lease"
     carried = services.queue_coverage.bucket_types(queue.settings.name)
-    if (
-        gaps
-        and queue.stored.lost
-        and all(
-            each.encode() in types and _is_proven_by_fullsync(services, queue.settings.name, each) for each in carried
+    closing = [
+        lost
+        for lost in queue.stored.lost
+        if all(
+            each.encode() in types and _is_proven_by_fullsync(services, queue.settings.name, each)
+            for each in lost.bucket_types or carried  # pushed ones may be of types that the queue does not carry
         )
-    ):  # a lost reference may be of any type that the queue carries
-        yield f"{where}: {len(queue.stored.lost)} losses of references are recorded"
+    ]
+    if gaps and closing:
+        yield f"{where}: {len(closing)} losses of references are recorded"
     for number, led in leaders.items():
         if led.node != name or led.partition.bucket_type not in types:
             continue

@@ -106,3 +106,27 @@ async def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown()
         assert not ledger["lost"]
     finally:
         await queue_node.close()
+
+
+async def test_what_was_passed_as_another_clusters_is_not_said_to_be_acknowledged() -> None:
+    """A row of another cluster that holds an acknowledged write of ours was passed, not sent. A new window would read
+    it as ours, since it begins above it."""
+
+    queue_node = QueueNode(QueueSettings("q"))
+    await queue_node.start()
+    try:
+        queue_node.put(b"a")
+        assert await queue_node.drain() == [b"a"]
+        queue_node.put(b"a", origin=THIRD, seen=((actor_of(OURS, P), pack_counter(1, 0) + 1, 0),))
+        queue_node.put(b"b")
+        assert await queue_node.drain() == [b"b"]
+        window = queue_node.queues.named("q").machine.windows[P]
+        await queue_node.acts.place("q", ((PARTITIONS[1], 0),), audit_info(queue_node))
+        await queue_node.eventually(lambda: queue_node.queues.named("q").machine.windows.get(P) not in (None, window))
+        (row,) = [row for row in queue_node.store.changes(P, 0, 10) if row.key == b"a"]
+        (said,) = queue_node.acts.explain(KEY, P, row)["queues"]
+        assert said["cursor"] > row.offset
+        assert said["state"] == "origin"
+        assert "is not known any more" in said["reason"]
+    finally:
+        await queue_node.close()
