@@ -192,8 +192,9 @@ def interfaces(nouns: Iterable[DescribedNoun]) -> Iterator[str]:
         yield "\n".join((f"export interface {struct.__name__} {{", *lines, "}"))
 
     for noun in nouns:
-        for _, _, answer in noun.answers():
-            yield from of(answer)
+        for _, _, answers in noun.answers():
+            for answer in answers:
+                yield from of(answer)
 
 
 def script_type(kind: inspect_types.Type) -> str:
@@ -220,6 +221,10 @@ def script_type(kind: inspect_types.Type) -> str:
             return " | ".join(map(json.dumps, values))
         case inspect_types.NoneType():
             return "null"
+        case inspect_types.TupleType(item_types=items):
+            return f"[{', '.join(map(script_type, items))}]"
+        case inspect_types.AnyType():
+            return "unknown"
         case _:
             raise ValueError(f"no type of JavaScript for {kind}")
 

@@ -312,10 +312,6 @@ class QueueActs:
 
     # ---------------------------------------------------------------- reports
 
-    async def listing(self) -> list[dict[str, Any]]:
-        """See `queues.status`."""
-        return await self._queues.listing()
-
     def test_filter(self, name: str, bucket_type: bytes, bucket: bytes) -> dict[str, Any]:
         """Whether changes of a bucket are offered, and by which rule."""
         queue = self._queues.named(name)

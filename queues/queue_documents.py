@@ -450,11 +450,6 @@ class QueueSuspension(Struct, frozen=True):
     at_ms: int
     reason: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """For listings."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
-
 
 class UnreadSuspension(QueueSuspension, frozen=True):
     """Placeholder while suspensions (or, for serving, rate limits) have not been read. It is never written.

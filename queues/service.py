@@ -31,7 +31,7 @@ from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.queue_store import QueueStore
 from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.source_queue import SourceQueue
-from isthmus.queues.status import listed, samples_of, unknown_queue
+from isthmus.queues.status import samples_of, unknown_queue
 from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window_rules import REAL_TIME, Item
 from isthmus.queues.wire import BYTES_MAX, FetchReply, FetchRequest, OwnCluster, OwnedByOther, UnknownQueue
@@ -554,13 +554,9 @@ class QueueService:
 
     # ---------------------------------------------------------------- status
 
-    async def listing(self) -> list[dict[str, Any]]:
-        """One dict per queue, ready for JSON; see `queues.status`."""
-        unread, live = self.queue_store.unread, self.cluster.live_nodes()
-        return [
-            listed(queue, self.node, await self.backlog(queue), self.time, live, unread)
-            for queue in list(self._queues.values())
-        ]
+    def servers(self) -> list[QueueServer]:
+        """Every queue, in the order in which they were defined."""
+        return list(self._queues.values())
 
     async def backlog(self, queue: QueueServer) -> Backlog:
         """How many changes wait in real time in the partitions led here."""
@@ -572,7 +568,7 @@ class QueueService:
 
     def metrics_by_queue(self) -> Iterator[list[Sample]]:
         """As `metrics`, queue by queue, for a caller that lets the event loop run between them."""
-        for queue in list(self._queues.values()):
+        for queue in self.servers():
             yield samples_of(queue, self.node, self.time, self.cluster.live_nodes())
 
     def status(self) -> dict[str, str]:

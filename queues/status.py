@@ -1,20 +1,16 @@
-"""Status of a source queue: dicts for operators, samples for Prometheus. Unknown values are None, never a guess."""
+"""Status of a source queue: its reasons, its ledger, samples for Prometheus. Unknown values are None, never a guess."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
 from isthmus.config.text import clause
-from isthmus.queues.backlog_count import Backlog
 from isthmus.queues.queue_documents import path_of
 from isthmus.queues.queue_server import QueueServer
-from isthmus.queues.rate_limit import rates_shown
-from isthmus.queues.wire import OFF
 from isthmus.repl.model.ports import TimeSource
-from isthmus.repl.property_digests import differences_shown, types_of
+from isthmus.repl.property_digests import differences_shown
 from isthmus.repl.telemetry import Family, Sample
 
 HELP: Final[Mapping[str, Family]] = {
@@ -121,107 +117,6 @@ def gap_count(queue: QueueServer, node: str, live: Collection[str]) -> int:
     own = not live or node in live
     losses = sum((own and lost.node == node) or (first and lost.node not in live) for lost in queue.stored.lost)
     return sum(len(window.state.gaps) for window in queue.machine.windows.values()) + losses
-
-
-def listed(
-    queue: QueueServer, node: str, now: Backlog, time: TimeSource, live: Collection[str], held: str = ""
-) -> dict[str, Any]:
-    """One queue: settings, owner, states, how many changes wait (None: unknown) and since when, counters since the node
-    started. `live`: the live nodes, see `gap_count`. `held`: why no queue of the node serves anything, "" when they
-    do."""
-    machine, owner, suspension, stored = queue.machine, queue.stored.owner, queue.serving_suspension, queue.stored
-    waiting, oldest = now.changes, now.oldest_ms
-    wall_ms = time.wall_ms()
-    counts, budget, ledger = machine.counts, machine.budget, machine.ledger()
-    return {
-        "name": queue.settings.name,
-        "node": node,
-        "filter": str(queue.filter),
-        "cascade": queue.settings.cascade,
-        "overflow": queue.settings.overflow,
-        "riak_fetch": queue.settings.riak_fetch,
-        "owner": None if owner is None or not owner.cluster else {
-            "cluster": owner.name, "uuid": owner.cluster.hex(), "version": owner.version, "since_ms": owner.since_ms,
-            "by": owner.by,
-        },
-        "publishing": _running(queue, machine.publishing_suspended is None),
-        "serving": _running(queue, suspension is None and not held),
-        "suspended": None if suspension is None else suspension.as_dict(),
-        "suspensions": [one.as_dict() for one in stored.suspensions],
-        "decree": None if stored.command is None else stored.command.as_dict(),
-        "limits": {"queue": budget.reference_limit, "objects": budget.object_limit,
-                   "object_bytes": budget.object_size_limit_bytes},
-        "priorities": {
-            "real_time": {"waiting": waiting, "in_flight": machine.in_flight_count()},
-            **{name: {"waiting": bulk.waiting_count, "in_flight": bulk.in_flight_count, **asdict(bulk.counts)}
-               for name, bulk in zip(("full_sync", "fold"), machine.bulk_queues, strict=True)},
-        },
-        "consumers": _consumers(queue, time),
-        "throttle": {**queue.throttle.as_dict(time.now_ms()), "file": rates_shown(queue.configured),
-                     "set": None if stored.rates is None else stored.rates.act._asdict()},
-        "changed": _changed(queue),
-        "gaps": gap_count(queue, node, live),
-        "properties_differ": {node: types_of(found) for node, found in queue.differing.items()},
-        "property_differences": {node: [one.row() for one in found] for node, found in queue.differing.items()},
-        "held_types": {
-            name.decode(errors="backslashreplace"): at for name, at in sorted(machine.held_back_since().items())
-        },
-        "reason": held or reason(queue, time.now_ms()),
-        "partitions": len(machine.windows),
-        "waiting": waiting,
-        "waiting_at_ms": now.at_ms,
-        "in_flight": machine.in_flight_count(),
-        "oldest_age_ms": None if oldest is None else max(1, wall_ms - oldest),  # 0: nothing waits
-        "objects_in_memory": budget.objects,
-        "references_in_memory": budget.references,
-        "served": counts.served,
-        "acknowledged": counts.acknowledged,
-        "redelivered": counts.redelivered,
-        "batches": counts.batches,
-        "collapsed": ledger.collapsed + ledger.collapsed_unseen,
-        "vanished": ledger.vanished,
-        "late_acknowledgements": counts.late,
-        "refused_acknowledgements": counts.refused,
-    }  # fmt: skip
-
-
-def _consumers(queue: QueueServer, time: TimeSource) -> list[dict[str, Any]]:
-    """Nodes that have fetched from this node since it serves the queue to their cluster, the newest fetch first.
-    `waits`: a fetch waits here now; `last_given_ms`: when it was last given changes, None for never."""
-    machine, waiting = queue.machine, queue.waiters.nodes()
-    began_ms = time.wall_ms() - time.now_ms()
-    in_flight: Counter[str] = Counter()
-    for batch in machine.leases.batches.values():
-        in_flight[batch.session.node] += len(batch)
-    return [
-        {
-            "node": node,
-            "waits": node in waiting,
-            "last_fetch_ms": began_ms + one.fetched_ms,
-            "last_given_ms": None if one.given_ms is None else began_ms + one.given_ms,
-            "given": one.given,
-            "in_flight": in_flight[node],
-        }
-        for node, one in reversed(machine.consumers.by_node().items())
-    ]
-
-
-def _changed(queue: QueueServer) -> dict[str, Any]:
-    """Operators' changes to the queue's definition or file: "offer" (filter, cascade) and "limits", each with who, when
-    and why; {} for nothing."""
-    command, limits = queue.stored.command, queue.stored.limits
-    found: dict[str, Any] = {}
-    if command is not None and (change := command.change) is not None:
-        found["offer"] = {"filter": change.filter, "cascade": change.cascade, "was": change.was}
-        found["offer"] |= {"by": change.by, "at_ms": change.at_ms, "reason": change.reason}
-    if limits is not None:
-        found["limits"] = {**limits.values, "by": limits.by, "at_ms": limits.at_ms, "reason": limits.reason}
-    return found
-
-
-def _running(queue: QueueServer, well: bool) -> str:
-    """State of publishing, or of serving: "off" where the source of the node is switched off."""
-    return "off" if queue.state == OFF else "running" if well else "suspended"
 
 
 def held_reasons(queue: QueueServer) -> dict[str, str]:

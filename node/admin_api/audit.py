@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from isthmus.node.admin_api.history import ALL, nodes_asked
-from isthmus.node.http.answer_limits import ROWS, ROWS_MAX, TIME_MAX_MS
+from isthmus.node.http.answer_limits import ROWS, ROWS_MAX
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.requests import TIME_MAX_MS
 from isthmus.node.services.audit_query import AUDIT, ReadAudit, WantedActs, merged, searched_to
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.membership import not_alive

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from isthmus.node.http.responses import RequestRefused
-from isthmus.node.nouns.requests import right
 
 PERCENT: Final = "percent"
-
-Encoding = Annotated[Literal["percent"], right('"percent" (names are percent-encoded bytes)')]
 
 _NO_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2}).{0,2}", re.DOTALL)
 

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from isthmus.node.admin_api.history import ALL, GONE, nodes_asked
-from isthmus.node.http.answer_limits import ROWS, ROWS_MAX, TIME_MAX_MS
+from isthmus.node.http.answer_limits import ROWS, ROWS_MAX
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
+from isthmus.node.nouns.requests import TIME_MAX_MS
 from isthmus.node.observability.events import KINDS
 from isthmus.node.services.audit_query import AUDIT, ReadAudit
 from isthmus.node.services.cluster_query import ClusterAnswers

@@ -23,13 +23,12 @@ from isthmus.config.settings import FullSyncSettings
 from isthmus.config.text import no_such
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.acting_user import acting_user
-from isthmus.node.admin_api.encoded_names import Encoding, name_bytes
+from isthmus.node.admin_api.encoded_names import name_bytes
 from isthmus.node.admin_api.history import ALL, GONE
-from isthmus.node.http.answer_limits import TIME_MAX_MS
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply, RequestRefused
-from isthmus.node.nouns.requests import AuditedRequest, Name, right
+from isthmus.node.nouns.requests import TIME_MAX_MS, AuditedRequest, Encoding, Name, right
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.fullsync_query import (

@@ -7,43 +7,32 @@ guess.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from isthmus.config.settings import QueueSettings
 from isthmus.config.text import quantity
+from isthmus.node.nouns.queue import PRIORITIES, QueuePlan, QueuePriority, WaitingByPriority
+from isthmus.node.services.queue_summary import QueueListings
 from isthmus.queues.filters import includes_more, parse_filter
 from isthmus.queues.queue_documents import PUBLISHING, SERVING
 
-PRIORITIES: Final = ("real_time", "full_sync", "fold")
 
-Listings = Mapping[str, Sequence[Mapping[str, Any]] | None]
-"""Node -> its listing of queues; None: no answer."""
+def plan_of(act: str, name: str, listings: QueueListings, **wish: Any) -> QueuePlan:
+    """The effect of `act` (clear, release, delist, suspend, set) on queue `name`.
 
-
-def plan_of(act: str, name: str, listings: Listings, **wish: Any) -> dict[str, Any]:
-    """{"queue", "act", "owner", "waiting", "gaps", "silent", "effect", "outcome"}: the effect of `act` (clear, release,
-    delist, suspend, set) on queue `name`.
-
-    `waiting`: changes by priority (real_time, full_sync, fold); None: unknown. `wish`: "start" of a release (0: the
-    first change, None: now, else a wall-clock time), "what" and "node" of a suspension.
+    `wish`: "start" of a release (0: the first change, None: now, else a wall-clock time), "what" and "node" of a
+    suspension.
     """
-    rows = {node: row for node, listed in listings.items() for row in listed or () if row["name"] == name}
+    rows = [row for listed in listings.values() for row in listed or () if row.name == name]
     silent = sorted(node for node, listed in listings.items() if listed is None)
-    waiting = {priority: _total([row["priorities"][priority] for row in rows.values()]) for priority in PRIORITIES}
-    if silent:
-        waiting = dict.fromkeys(PRIORITIES)
-    owner = next((row["owner"]["cluster"] for row in rows.values() if row["owner"]), None)
-    gaps = None if silent else sum(row["gaps"] for row in rows.values())
-    return {
-        "queue": name,
-        "act": act,
-        "owner": owner,
-        "waiting": waiting,
-        "gaps": gaps,
-        "silent": silent,
-        "effect": _effect(act, waiting, gaps, owner, wish),
-        "outcome": "planned",
+    waiting = {
+        priority: None if silent else _total([getattr(row.priorities, priority) for row in rows])
+        for priority in PRIORITIES
     }
+    owner = next((row.owner.cluster for row in rows if row.owner), None)
+    gaps = None if silent else sum(row.gaps for row in rows)
+    effect = _effect(act, waiting, gaps, owner, wish)
+    return QueuePlan(name, act, owner, WaitingByPriority(**waiting), gaps, silent, effect, "planned")
 
 
 def offer_effect(
@@ -69,10 +58,11 @@ def offer_effect(
     )
 
 
-def _total(priorities: Sequence[Mapping[str, Any]]) -> int | None:
+def _total(priorities: Sequence[QueuePriority]) -> int | None:
     """Changes that wait or are leased; leased changes come back when they are not acknowledged."""
-    numbers = [one[word] for one in priorities for word in ("waiting", "in_flight")]
-    return None if None in numbers else sum(numbers)
+    numbers = [number for one in priorities for number in (one.waiting, one.in_flight)]
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
 
 
 def _effect(act: str, waiting: Mapping[str, int | None], gaps: int | None, owner: str | None, wish: Any) -> str:

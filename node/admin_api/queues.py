@@ -9,24 +9,55 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
 from isthmus.config.text import no_such
 from isthmus.node.admin_api.acting_user import acting_user
-from isthmus.node.admin_api.encoded_names import Encoding, name_bytes
+from isthmus.node.admin_api.encoded_names import name_bytes
 from isthmus.node.admin_api.history import GONE
 from isthmus.node.admin_api.queue_plan import plan_of
-from isthmus.node.http.answer_limits import TIME_MAX_MS
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import BodyHandler
+from isthmus.node.http.json_body import add_noun, struct_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
-from isthmus.node.nouns.requests import AuditedRequest, DryRun, Name, right
+from isthmus.node.nouns.queue import (
+    CLEAR,
+    CLOSE,
+    DELIST,
+    PLACE,
+    PUSH,
+    QUEUE,
+    REGISTER,
+    RELEASE,
+    RESUME,
+    SET,
+    SUSPEND,
+    THROTTLE,
+    CloseGapsRequest,
+    GapsClosed,
+    PlaceQueueRequest,
+    PlannedQueueRequest,
+    PushReferencesRequest,
+    Queues,
+    QueueShares,
+    QueuesOfNode,
+    QueuesOfNodes,
+    QueueValuesRequest,
+    ReferencesPushed,
+    RegisterQueueRequest,
+    ReleaseQueueRequest,
+    ResumeQueueRequest,
+    SetQueueRequest,
+    SuspendQueueRequest,
+    ThrottleQueueRequest,
+)
+from isthmus.node.nouns.requests import AuditedRequest
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.queue_listing import shares_of
 from isthmus.node.services.queue_query import (
     CLOSE_GAPS,
     LAGS,
@@ -48,18 +79,9 @@ from isthmus.queues.rate_limit import Rates
 from isthmus.queues.window_rules import FOLD, FULL_SYNC
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.reference import ReferenceKind
-from isthmus.repl.model.vclock import MAX_OFFSET
-
-RATE_MAX: Final = 1 << 40
-"""Largest rate; above any disk's."""
-
-PUSH_MAX: Final = 10_000
-"""Most keys in one push."""
 
 PUSH_WAIT_MS: Final = 5_000
 """How long a push waits for free queue space by default; below the time-out of the command line."""
-
-PUSH_WAIT_MAX_MS: Final = 30_000
 
 PEEK_MAX: Final = 1_000
 """Most references in one answer."""
@@ -71,140 +93,32 @@ CLOCKS_APART_MS: Final = 60_000
 """How far an operator's time may lie ahead of this node's clock: the difference of two machines' clocks."""
 
 
-OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
-Rate = Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX, description="0: no limit.")]
-TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_MS)]
-Offsets = Annotated[
-    dict[
-        Annotated[str, msgspec.Meta(pattern="^[0-9]{1,10}$")],
-        Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)],
-    ],
-    right('an object of partition and offset: {"positions": {"3": 1200}}'),
-]
-Start = Annotated[
-    Literal["now", "0"] | Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_MS)],
-    right('"now", "0", or a time in milliseconds since 1970'),
-]
-Targets = Annotated[
-    str | Annotated[list[str], msgspec.Meta(min_length=1)], right('"serving", "publishing", a list of both')
-]
-
-
-class QueueValuesRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Settings of a queue."""
-
-    filter: str | None = None
-    overflow: Literal["replay", "discard"] | None = None
-    queue_limit: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
-    object_limit: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] | None = None
-    object_size_limit: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] | None = None
-    riak_fetch: bool | None = None
-
-
-class RegisterQueueRequest(QueueValuesRequest, frozen=True, kw_only=True):
-    """Create a queue; it begins at a time, or at an offset of each partition."""
-
-    name: Annotated[Name, right('the name of the queue: {"name": "to-west"}')]
-    cascade: bool = False
-    from_: Start | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="from")
-    positions: Offsets | None = None
-
-
-class SetQueueRequest(QueueValuesRequest, frozen=True, kw_only=True):
-    """Change settings of a queue, take all changes back, or offer everything once more."""
-
-    cascade: bool | None = None
-    lease_ms: Annotated[int, msgspec.Meta(ge=100, le=3_600_000)] | None = None
-    default: Annotated[bool, msgspec.Meta(description="Take all changes back.")] = False
-    from_: Annotated[Literal["0", 0], right('"0" (everything once more)')] | None = msgspec.field(
-        default=None, name="from"
-    )
-    dry_run: DryRun = False
-
-
-class PlaceQueueRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Move cursors to offsets."""
-
-    positions: Annotated[Offsets, msgspec.Meta(min_length=1)]
-
-
-class PlannedQueueRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Clear or delist a queue."""
-
-    dry_run: DryRun = False
-
-
-class ReleaseQueueRequest(PlannedQueueRequest, frozen=True, kw_only=True):
-    """Release a queue from its owner."""
-
-    from_: Start = msgspec.field(default="0", name="from")
-
-
-class ResumeQueueRequest(AuditedRequest, frozen=True, kw_only=True):
-    """End a suspension."""
-
-    what: Targets | None = None
-    node: OneNode | None = None
-
-
-class SuspendQueueRequest(ResumeQueueRequest, frozen=True, kw_only=True):
-    """Suspend serving, publishing, or both."""
-
-    dry_run: DryRun = False
-
-
-class ThrottleQueueRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Limit the rate at which each node serves a queue."""
-
-    bytes_per_second: Rate | None = None
-    objects_per_second: Rate | None = None
-    default: Annotated[bool, msgspec.Meta(description="The rates of the config.")] = False
-
-
-class PushReferencesRequest(AuditedRequest, frozen=True, kw_only=True):
-    """References to keys of one bucket."""
-
-    bucket: Annotated[Name, right('a text, as in {"bucket": "b", "keys": ["k"]}')]
-    keys: Annotated[
-        list[Name],
-        msgspec.Meta(max_length=PUSH_MAX),
-        right(f'a list of at most {PUSH_MAX} texts, as in {{"bucket": "b", "keys": ["k"]}}'),
-    ]
-    bucket_type: str | None = None
-    encoding: Encoding | None = None
-    fold: Annotated[bool, msgspec.Meta(description="At the priority of folds instead of full-sync's.")] = False
-    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=PUSH_WAIT_MAX_MS)] | None = None
-
-
-class CloseGapsRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Close gaps by their ids, or those of a bucket type within a time range."""
-
-    ids: list[str] | None = None
-    bucket_type: str | None = None
-    from_ms: TimeMs | None = None
-    upto_ms: TimeMs | None = None
-
-
 class QueueAdmin:
     """Routes over the source queues."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
-        router.add("GET", "/admin/queues", self.queues)
-        router.add("GET", "/admin/queues/nodes", self.nodes)
-        router.add("GET", "/admin/queues/cluster", self.cluster)
+        add_noun(
+            router,
+            QUEUE,
+            self.queues,
+            None,
+            {
+                REGISTER: self.register,
+                SUSPEND: self.suspend,
+                RESUME: self.resume,
+                CLEAR: self.clear,
+                RELEASE: self.release,
+                PLACE: self.place,
+                DELIST: self.delist,
+                THROTTLE: self.throttle,
+                PUSH: self.push,
+                SET: self.set,
+                CLOSE: self.close_gaps,
+            },
+            {"nodes": self.nodes, "cluster": self.cluster},
+        )
         router.add("GET", "/admin/gaps", self.gaps)
-        router.add("POST", "/admin/queues/register", BodyHandler(RegisterQueueRequest, self.register))
-        router.add("POST", "/admin/queues/{queue}/suspend", BodyHandler(SuspendQueueRequest, self.suspend))
-        router.add("POST", "/admin/queues/{queue}/resume", BodyHandler(ResumeQueueRequest, self.resume))
-        router.add("POST", "/admin/queues/{queue}/clear", BodyHandler(PlannedQueueRequest, self.clear))
-        router.add("POST", "/admin/queues/{queue}/release", BodyHandler(ReleaseQueueRequest, self.release))
-        router.add("POST", "/admin/queues/{queue}/place", BodyHandler(PlaceQueueRequest, self.place))
-        router.add("POST", "/admin/queues/{queue}/delist", BodyHandler(PlannedQueueRequest, self.delist))
-        router.add("POST", "/admin/queues/{queue}/throttle", BodyHandler(ThrottleQueueRequest, self.throttle))
-        router.add("POST", "/admin/queues/{queue}/push", BodyHandler(PushReferencesRequest, self.push))
-        router.add("POST", "/admin/queues/{queue}/set", BodyHandler(SetQueueRequest, self.set))
-        router.add("POST", "/admin/queues/{queue}/gaps/close", BodyHandler(CloseGapsRequest, self.close_gaps))
         router.add("GET", "/admin/queues/{queue}/peek", self.peek)
         router.add("GET", "/admin/queues/{queue}/ledger", self.ledger)
         router.add("GET", "/admin/queues/{queue}/filter", self.test_filter)
@@ -213,14 +127,14 @@ class QueueAdmin:
 
     async def queues(self, _request: Request) -> Reply:
         """Every queue, with this node's share of it."""
-        return json_reply({"queues": await self._services.queues.listing()})
+        return await self._listed()
 
     async def nodes(self, _request: Request) -> Reply:
         """Every queue on every node; null for a node that does not answer, or is gone."""
         asked = self._nodes()
         found = (await self._services.query.ask(QUEUE_LISTING, ListQueues(), asked)).by_node
         told = with_gone(self._services.controller.records, found).items()
-        return json_reply({"nodes": [{"node": node, "queues": one, "gone": node not in asked} for node, one in told]})
+        return struct_reply(QueuesOfNodes([QueuesOfNode(node, one, node not in asked) for node, one in told]))
 
     async def cluster(self, _request: Request) -> Reply:
         """Every queue of the whole cluster, joined from all nodes; a number that is not known is null, with the
@@ -228,12 +142,8 @@ class QueueAdmin:
         asked, records = self._nodes(), self._services.controller.records
         answers = await self._services.query.ask(QUEUE_LISTING, ListQueues(), asked)
         gone = sorted(with_gone(records, answers.by_node).keys() - asked)
-        answer = {
-            "queues": queue_rows(answers.by_node, records),
-            "unknown": {**answers.unknown, **dict.fromkeys(gone, GONE)},
-            "at_ms": self._services.time.wall_ms(),
-        }
-        return json_reply(answer)
+        unknown = {**answers.unknown, **dict.fromkeys(gone, GONE)}
+        return struct_reply(Queues(queue_rows(answers.by_node, records), unknown, self._services.time.wall_ms()))
 
     async def gaps(self, request: Request) -> Reply:
         """Open gaps of all nodes: changes that were given up and that no full-sync has proven yet."""
@@ -393,11 +303,10 @@ class QueueAdmin:
         wanted = Rates(now.bytes if size is None else size, now.objects if objects is None else objects)
         with request.changing(lambda: self._state(name)):
             await self._services.queue_acts.throttle(name, None if default else wanted, self._audit_info(body))
-        answer: dict[str, Any] = {"queues": await self._services.queues.listing()}
         lifted = [word for word, rate in (("bytes", size), ("objects", objects)) if rate == 0]
-        if len(lifted) == 1:  # with both at 0 no limit is what was meant
-            answer["notes"] = [f"0 is no limit: {name} is not limited in {lifted[0]}; to stop it, suspend it"]
-        return json_reply(answer)
+        if len(lifted) != 1:  # with both at 0 no limit is what was meant
+            return await self._listed()
+        return await self._listed([f"0 is no limit: {name} is not limited in {lifted[0]}; to stop it, suspend it"])
 
     async def push(self, request: Request, body: PushReferencesRequest) -> Reply:
         """Enqueue references at the priority of full-sync, or of folds."""
@@ -415,7 +324,7 @@ class QueueAdmin:
         )
         request.changed(None, {"queued": taken})
         reason = "" if taken == len(keys) else "the priority is full: offer the others again"
-        return json_reply({"queued": taken, "refused": len(keys) - taken, "reason": reason})
+        return struct_reply(ReferencesPushed(taken, len(keys) - taken, reason))
 
     async def close_gaps(self, request: Request, body: CloseGapsRequest) -> Reply:
         """Close gaps on all nodes that a full-sync has proven: by ids, or by bucket type and times."""
@@ -439,7 +348,7 @@ class QueueAdmin:
         answers = await self._services.query.ask(CLOSE_GAPS, gaps, self._nodes())
         closed = sum(one or 0 for one in answers.by_node.values())
         request.changed(None, {"closed": closed, "unknown": sorted(answers.unknown)})
-        return json_reply({"closed": closed, "unknown": sorted(answers.unknown)})
+        return struct_reply(GapsClosed(closed, sorted(answers.unknown)))
 
     def _state(self, name: str) -> dict[str, Any] | None:
         """The state of a queue that operators change, for the audit log; None: there is no such queue."""
@@ -463,7 +372,7 @@ class QueueAdmin:
         self._services.queues.named(name)
         listings = (await self._services.query.ask(QUEUE_LISTING, ListQueues(), self._nodes())).by_node
         types = {record.bucket_type for record in self._services.controller.records.values()}
-        return json_reply(plan_of(act, name, listings, bucket_types=types, **wish))
+        return struct_reply(plan_of(act, name, listings, bucket_types=types, **wish))
 
     async def _listed_with_notes(self, filter_: str | None) -> Reply:
         """The listing, with `notes` about bucket types of the filter that do not exist."""
@@ -471,7 +380,10 @@ class QueueAdmin:
         named = [] if filter_ is None else [rule.value for rule in parse_filter(filter_).rules if rule.kind == TYPE]
         types = [bucket_type.decode(errors="backslashreplace") for bucket_type in named]
         notes = [no_such("bucket type", one, known) for one in types if known and one not in known]
-        return json_reply({"queues": await self._services.queues.listing(), "notes": notes})
+        return await self._listed(notes)
+
+    async def _listed(self, notes: list[str] | msgspec.UnsetType = msgspec.UNSET) -> Reply:
+        return struct_reply(QueueShares(await shares_of(self._services.queues), notes))
 
     def _audit_info(self, body: AuditedRequest) -> AuditInfo:
         return AuditInfo(acting_user(body.by), self._services.time.wall_ms(), body.reason or "")

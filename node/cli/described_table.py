@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,9 +11,14 @@ from isthmus.node.cli.output import Column, Row, TableSpec, moment
 from isthmus.node.nouns.description import TableColumn, columns_of
 
 
-def table_of(row: type[msgspec.Struct]) -> TableSpec:
-    """The columns that the description of a noun's rows gives them, in the order of the fields."""
-    return TableSpec(*(_column(name, described) for name, described in columns_of(row)))
+def table_of(row: type[msgspec.Struct], *only: str, **cells: Callable[[Row], Any]) -> TableSpec:
+    """The columns that the description of a noun's rows gives them, in the order of the fields; of `only` these fields.
+
+    `cells`: field -> what its cell has, where a command joins it from other fields."""
+    described = dict(columns_of(row))
+    for name, cell in cells.items():
+        described[name] = described[name]._replace(shown=cell)
+    return TableSpec(*(_column(name, each) for name, each in described.items() if not only or name in only))
 
 
 def _column(name: str, described: TableColumn) -> Column:

@@ -12,13 +12,13 @@ import click
 
 from isthmus.config.text import no_such, quantity
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
+from isthmus.node.cli.described_table import table_of
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     NOTHING,
     Row,
     TableSpec,
     cell,
-    column,
     echo_facts,
     echo_json,
     milliseconds,
@@ -40,6 +40,7 @@ from isthmus.node.cli.parameters import (
     type_and_bucket,
     with_options,
 )
+from isthmus.node.nouns.queue import QueueShare
 from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
@@ -63,21 +64,6 @@ def _path(name: str, action: str) -> str:
 
 
 # --- list ---
-
-
-def _owner_cluster(queue: Row) -> Any:
-    """The owner's name; "-" for a queue without owner, "unknown" where the node does not know it."""
-    owner = queue.get("owner")
-    return "" if "owner" in queue and owner is None else owner.get("cluster") if isinstance(owner, dict) else owner
-
-
-def _lower_waiting(queue: Row) -> int | None:
-    """References that wait at the full-sync and fold priorities."""
-    priorities = queue.get("priorities")
-    bulk = [priorities.get(name) for name in ("full_sync", "fold")] if isinstance(priorities, dict) else []
-    counts = [one.get("waiting") for one in bulk if isinstance(one, dict)]
-    known = [count for count in counts if isinstance(count, int)]
-    return sum(known) if counts and len(known) == len(counts) else None
 
 
 def _oldest_age(queue: Row) -> str:
@@ -107,19 +93,7 @@ def _suspensions(queue: Row) -> Iterator[dict[str, Any]]:
             return
 
 
-QUEUES: Final = TableSpec(
-    "node",
-    ("queue", "name"),
-    column("filter", leave=6),
-    ("owner", _owner_cluster),
-    "waiting",
-    column("repairs", _lower_waiting, leave=2),
-    column("in_flight", leave=3),
-    column("oldest", _oldest_age, leave=1),
-    column("publishing", leave=4, state=True),
-    column("serving", state=True),
-    column("reason", _reason, text=True),
-)
+QUEUES: Final = table_of(QueueShare, oldest_age_ms=_oldest_age, reason=_reason)
 
 
 @queue_group.command("list", short_help="Every queue on every node: owner, what waits.")
@@ -208,16 +182,10 @@ OF_ONE_NODE: Final = (
 )  # fmt: skip
 """Facts that differ between the nodes of a queue."""
 
-SHARES: Final = TableSpec(
-    "node",
-    column("led", "partitions", leave=2),
-    "waiting",
-    column("in_flight", leave=1),
-    ("oldest", _oldest_age),
-    column("publishing", leave=3, state=True),
-    column("serving", state=True),
-    column("reason", _reason, text=True),
-)
+SHARES: Final = table_of(
+    QueueShare, "node", "partitions", "waiting", "in_flight", "oldest_age_ms", "publishing", "serving", "reason",
+    oldest_age_ms=_oldest_age, reason=_reason,
+)  # fmt: skip
 
 
 def _sum_of(rows: Sequence[Row], silent: Mapping[str, Any], key: str) -> int | None:

@@ -17,9 +17,6 @@ PAGE_NAMES_MAX: Final = 10_000
 """Largest `limit` of a listing of keys or buckets: a page is answered in a moment, and goes on with a continuation. A
 guess, as many as a batch reads by default."""
 
-TIME_MAX_MS: Final = 1 << 50
-"""Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""
-
 RETRY_WAIT_S: Final = 60.0
 """How long an operator's program waits for dead letters that are pushed again: each may wait for its source or for a
 leader. The dashboard waits as long."""

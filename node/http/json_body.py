@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -44,12 +45,16 @@ def add_noun(
     listed: Callable[[Request], Awaitable[Reply]],
     shown: Callable[[Request], Awaitable[Reply]] | None,
     acts: Mapping[Act, Callable[[Request, Any], Awaitable[Reply]]],
+    views: Mapping[str, Callable[[Request], Awaitable[Reply]]] = MappingProxyType({}),
 ) -> None:
-    """Add the routes of a noun: its list, one of it, and its acts, all of which must be there."""
+    """Add the routes of a noun: its list, one of it, its views and its acts, all of which must be there."""
     assert set(acts) == set(noun.acts), noun.name
+    assert set(views) == set(noun.views), noun.name
     router.add("GET", noun.path, listed)
     if shown is not None:
         router.add("GET", noun.item_path, shown)
+    for name, view in views.items():
+        router.add("GET", f"{noun.path}/{name}", view)
     for act, handler in acts.items():
         router.add("POST", noun.act_path(act), BodyHandler(act.request, handler))
 

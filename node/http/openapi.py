@@ -47,8 +47,8 @@ WORDS: Final[Mapping[int, str]] = {
 }
 """Descriptions of statuses; docs/http.md has the reasons."""
 
-_ANSWERS: Final = {(method, path): answer for noun in NOUNS for method, path, answer in noun.answers()}
-"""(method, path) -> the struct of its answer, which `operations` refers to."""
+_ANSWERS: Final = {(method, path): answers for noun in NOUNS for method, path, answers in noun.answers()}
+"""(method, path) -> the structs of its answers, which `operations` refers to."""
 
 ANYWHERE: Final = (400, 401, 403, 431, 500, 503)
 """Statuses that any request may be answered with."""
@@ -60,9 +60,7 @@ def describe(api: HttpApplication, title: str, version: str, *, objects: bool) -
     models: dict[str, type[msgspec.Struct]] = {}
     for pattern, method, handler in api.router.routes():
         described = _described(method, pattern, _words_of(handler))
-        answer = _ANSWERS.get((method, pattern))
-        if answer is not None:
-            models[answer.__name__] = answer
+        models |= {answer.__name__: answer for answer in _ANSWERS.get((method, pattern), ())}
         if isinstance(handler, BodyHandler):
             models[handler.model.__name__] = handler.model
             described["requestBody"] = _typed_body(handler.model)

@@ -225,12 +225,16 @@ ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
 def _of_nouns() -> Iterator[tuple[tuple[str, str], OperationSpec]]:
     """(method, path) -> the specification of each route of a noun, with the form of its answer."""
     for noun in NOUNS:
-        for method, path, answer in noun.answers():
+        for method, path, answers in noun.answers():
+            forms = [ref(answer.__name__) for answer in answers]
             usual = _ASKED if method == "GET" else _PUSHED
             query = {name: {**_TEXT_VALUE, "description": words} for name, words in noun.parameters.items()}
             yield (
                 (method, path),
-                usual._replace(query=query if method == "GET" else {}, answers={200: {_JSON: ref(answer.__name__)}}),
+                usual._replace(
+                    query=query if method == "GET" else {},
+                    answers={200: {_JSON: {"oneOf": forms} if forms[1:] else forms[0]}},
+                ),
             )
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_type_hints
 
 import msgspec
-from msgspec import inspect
 
 from isthmus.node.nouns.requests import AuditedRequest
 
@@ -46,28 +45,26 @@ def means(description: str, column: TableColumn | None = None) -> msgspec.Meta:
 
 def columns_of(row: type[msgspec.Struct]) -> Iterator[tuple[str, TableColumn]]:
     """(field, column) of the fields that have a column, in their order."""
-    described = inspect.type_info(row)
-    assert isinstance(described, inspect.StructType)
-    for each in described.fields:
-        kind = each.type
-        while isinstance(kind, inspect.Metadata):
-            column = (kind.extra or {}).get(_COLUMN)
+    for name, kind in get_type_hints(row, include_extras=True).items():  # a tenth of what msgspec.inspect takes
+        for each in getattr(kind, "__metadata__", ()):
+            column = (each.extra or {}).get(_COLUMN) if isinstance(each, msgspec.Meta) else None
             if column is not None:
-                yield each.encode_name, column
-            kind = kind.type
+                yield name, column
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
     """A change: POST {item path}/{verb} of one thing, or POST {path}/{verb} `of_all`; "" for the path itself.
 
-    `request`: its body. `answer`: what is answered. `audited`: the act in words, with the path's parameters."""
+    `request`: its body. `answer`: what is answered, `plan`: what a dry run answers, where that is another form.
+    `audited`: the act in words, with the path's parameters."""
 
     verb: str
     request: type[AuditedRequest]
     answer: type[msgspec.Struct]
     audited: str
     of_all: bool = False
+    plan: type[msgspec.Struct] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class DescribedNoun:
     """What GET {path} lists, and GET {path}/{key} shows one of.
 
     `listing`, `one`: what they answer, None where there is no such route; `row`: of the listing. `parameters`: of both,
-    name -> meaning.
+    name -> meaning. `views`: name -> what GET {path}/{name} answers.
     """
 
     name: str
@@ -86,6 +83,7 @@ class DescribedNoun:
     one: type[msgspec.Struct] | None
     acts: tuple[Act, ...]
     parameters: Mapping[str, str] = field(default_factory=dict)
+    views: Mapping[str, type[msgspec.Struct]] = field(default_factory=dict)
 
     @property
     def item_path(self) -> str:
@@ -97,10 +95,12 @@ class DescribedNoun:
         path = self.path if act.of_all else self.item_path
         return f"{path}/{act.verb}" if act.verb else path
 
-    def answers(self) -> Iterator[tuple[str, str, type[msgspec.Struct]]]:
-        """(method, path, answer) of each route."""
-        yield "GET", self.path, self.listing
+    def answers(self) -> Iterator[tuple[str, str, tuple[type[msgspec.Struct], ...]]]:
+        """(method, path, forms of the answer) of each route."""
+        yield "GET", self.path, (self.listing,)
         if self.one is not None:
-            yield "GET", self.item_path, self.one
+            yield "GET", self.item_path, (self.one,)
+        for name, answer in self.views.items():
+            yield "GET", f"{self.path}/{name}", (answer,)
         for act in self.acts:
-            yield "POST", self.act_path(act), act.answer
+            yield "POST", self.act_path(act), (act.answer,) if act.plan is None else (act.answer, act.plan)

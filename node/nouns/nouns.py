@@ -9,5 +9,6 @@ from isthmus.node.nouns.description import DescribedNoun
 from isthmus.node.nouns.node import NODE
 from isthmus.node.nouns.option import OPTION
 from isthmus.node.nouns.partition import PARTITION
+from isthmus.node.nouns.queue import QUEUE
 
-NOUNS: Final[tuple[DescribedNoun, ...]] = (OPTION, BUCKET_TYPE, PARTITION, NODE)
+NOUNS: Final[tuple[DescribedNoun, ...]] = (OPTION, BUCKET_TYPE, PARTITION, NODE, QUEUE)

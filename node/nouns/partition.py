@@ -60,7 +60,7 @@ class PartitionRow(msgspec.Struct, frozen=True):
     applied: Annotated[int | None, means("Up to where its store has the log.", TableColumn("apply", leave=6))]
     lag: Annotated[int | None, means("Entries that the last replica is behind.", TableColumn(leave=1))]
     status: Annotated[str, means("`online`, `election`, `candidate-found` or `offline`.", TableColumn(state=True))]
-    reason: Annotated[str, means("Why it is as it is.", TableColumn(text=True))]
+    reason: Annotated[str, means("Why it is as it is.", TableColumn(text=True, nothing=True))]
     replica_states: Annotated[list[ReplicaRow], means("Each replica, in the order of `replicas`.")]
 
 

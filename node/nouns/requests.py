@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 WORDS_MAX: Final = 1_000
 """Characters of `by` and of `reason`, which stay in records, listings and logs; more than a sentence needs."""
+
+TIME_MAX_MS: Final = 1 << 50
+"""Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""
 
 By = Annotated[
     str,
@@ -38,3 +41,6 @@ class AuditedRequest(JsonRequest, frozen=True, kw_only=True):
 def right(words: str) -> msgspec.Meta:
     """Metadata of a field: its error message says that these words would be right."""
     return msgspec.Meta(extra={"right": words})
+
+
+Encoding = Annotated[Literal["percent"], right('"percent" (names are percent-encoded bytes)')]

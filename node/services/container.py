@@ -445,7 +445,10 @@ class NodeServices:
         self.query.serve(RUNS, RunsResponder(runs))
         self.query.serve(RUN, RunResponder(runs))
         self.query.serve(
-            QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status, self.replicas.history)
+            QUEUES,
+            QueueResponder(
+                self.queues, self.queue_acts, self.key_explainer, self.fullsync_status, self.replicas.history
+            ),
         )
 
     def _build_fullsync(self, metastore: Metastore) -> FullSync:

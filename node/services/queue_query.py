@@ -10,11 +10,14 @@ from typing import Any, Final
 
 import msgspec
 
+from isthmus.node.nouns.queue import QueueShare
 from isthmus.node.services.cluster_query import ClusterQuery, JsonBody, Query
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_status import FullSyncStatus
+from isthmus.node.services.queue_listing import shares_of
 from isthmus.queues.admin import GapChoice, GapProof, QueueActs
 from isthmus.queues.queue_documents import AppliedOffsets, AuditInfo
+from isthmus.queues.service import QueueService
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import Key
 
@@ -126,7 +129,9 @@ _Rows = list[dict[str, Any]]
 
 QUEUES: Final[Query[QueueRequest, Any]] = Query(METHOD, JsonBody(METHOD, QueueRequest), JsonBody(METHOD, Any))
 """All requests of the method, as a node serves them; the queries below have the types of one request each."""
-QUEUE_LISTING: Final[Query[ListQueues, _Rows]] = Query(METHOD, JsonBody(METHOD, ListQueues), JsonBody(METHOD, _Rows))
+QUEUE_LISTING: Final[Query[ListQueues, list[QueueShare]]] = Query(
+    METHOD, JsonBody(METHOD, ListQueues), JsonBody(METHOD, list[QueueShare])
+)
 OPEN_GAPS: Final[Query[ListGaps, _Rows]] = Query(METHOD, JsonBody(METHOD, ListGaps), JsonBody(METHOD, _Rows))
 LEDGER: Final[Query[ReadLedger, dict[str, Any]]] = Query(
     METHOD, JsonBody(METHOD, ReadLedger), JsonBody(METHOD, dict[str, Any])
@@ -146,8 +151,14 @@ class QueueResponder:
     """Answers QUEUES from this node's queues, full-sync and key explainer."""
 
     def __init__(
-        self, acts: QueueActs, explainer: KeyExplainer, fullsync: FullSyncStatus, history_of: HistoryOf
+        self,
+        queues: QueueService,
+        acts: QueueActs,
+        explainer: KeyExplainer,
+        fullsync: FullSyncStatus,
+        history_of: HistoryOf,
     ) -> None:
+        self._queues = queues
         self._acts = acts
         self._history_of = history_of
         self._explainer = explainer
@@ -158,7 +169,7 @@ class QueueResponder:
         acts = self._acts
         match request:
             case ListQueues():
-                return await acts.listing()
+                return await shares_of(self._queues)
             case ListGaps():
                 return [self._with_history(row) for row in acts.gaps(request.name)]
             case ReadLedger():

@@ -23,6 +23,8 @@ def _example(kind: inspect.Type, name: str) -> Any:
             return _example(next(each for each in types if not isinstance(each, inspect.NoneType)), name)
         case inspect.ListType(item_type=item):
             return [_example(item, name)]
+        case inspect.TupleType(item_types=items):
+            return tuple(_example(item, name) for item in items)
         case inspect.DictType(value_type=value):
             return {"n2": _example(value, name)}
         case inspect.StructType(cls=struct):
@@ -31,6 +33,8 @@ def _example(kind: inspect.Type, name: str) -> Any:
             return values[0]
         case inspect.IntType():
             return 7
+        case inspect.FloatType():
+            return 7.5
         case inspect.BoolType():
             return True
         case _:

@@ -12,6 +12,7 @@ from isthmus.queues.queue_documents import PUBLISHING
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.window_rules import FOLD
 from tests.support.fake_admin_listener import FakeAdminListener
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import audited_node
 from tests.unit.queues.admin.test_acts import audit_info, keys, settled
 
@@ -24,7 +25,7 @@ async def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
     documents: list[dict[str, Any]] = []
 
     async with audited_node() as queue_node:
-        documents.extend(await queue_node.queues.listing())
+        documents.extend(await listed_queues(queue_node.queues))
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         await queue_node.acts.push("q", keys(b"x"), FOLD, 0)
@@ -32,7 +33,7 @@ async def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
         await queue_node.acts.throttle("q", Rates(1_000, 10), audit_info(queue_node))
         await queue_node.acts.clear("q", audit_info(queue_node))
         await settled(queue_node)
-        documents.extend(await queue_node.queues.listing())
+        documents.extend(await listed_queues(queue_node.queues))
     shown = []
     for document in documents:
         nodes = [{"node": document["node"], "queues": [document]}]

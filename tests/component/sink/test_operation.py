@@ -30,6 +30,7 @@ from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.service import Sink
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_source import OURS, SINK, THIRD
 from tests.support.sink_pair import SinkPair
 from tests.support.waiting import PATIENCE_S, eventually
@@ -272,7 +273,7 @@ async def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link()
         ]
         assert (row["state"], row["properties_differ"]) == ("running", ["default"])
         assert row["reason"] == "properties differ from the source's: bucket default/orders: allow_mult"
-        (queue, *_) = await pair.source.acts.listing()
+        (queue, *_) = await listed_queues(pair.source.queues)
         assert queue["property_differences"] == {"w1": row["property_differences"]}
 
 

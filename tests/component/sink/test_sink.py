@@ -24,6 +24,7 @@ from isthmus.sink.service import Sink
 from isthmus.sink.status import HELP
 from isthmus.sink.worker import Slot
 from tests.support.cluster_facts import FakeClusterFacts
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import PARTITIONS
 from tests.support.queue_source import OURS, THIRD
 from tests.support.sink_pair import SinkPair
@@ -53,7 +54,7 @@ async def test_everything_written_arrives_and_is_acknowledged() -> None:
         assert row["applied"] == pair.cluster.outcomes[PushOutcome.APPLIED] >= 751
         assert row["rejected"] == row["failed"] == row["errors"] == 0
         await eventually(lambda: sink.listing()[0]["fetches"] >= row["fetches"] + 4)
-        listing = (await source.queues.listing())[0]
+        listing = (await listed_queues(source.queues))[0]
         assert (listing["waiting"], listing["in_flight"]) == (0, 0)
         assert listing["late_acknowledgements"] == 0, "a batch was acknowledged twice"
 

@@ -15,6 +15,7 @@ from isthmus.queues import window as intake
 from isthmus.queues.window import Window
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Change
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK, THIRD
 
@@ -27,7 +28,7 @@ async def counted(queue_node: QueueNode) -> int | None:
     """The number in the listing, counted again."""
     queue = queue_node.served()[0]
     queue.backlog_counter._reuse_until_ms = 0
-    (row,) = await queue_node.queues.listing()
+    (row,) = await listed_queues(queue_node.queues)
     assert row["waiting"] == row["priorities"]["real_time"]["waiting"]
     assert abs(row["waiting_at_ms"] - queue_node.clock.wall_ms()) < 5_000
     waiting: int | None = row["waiting"]

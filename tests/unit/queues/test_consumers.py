@@ -8,6 +8,7 @@ import pytest
 
 from isthmus.queues.consumers import CONSUMERS_MAX, Consumer, Consumers
 from isthmus.queues.queue_documents import AuditInfo
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import QueueNode
 from tests.support.queue_source import THIRD
 
@@ -34,14 +35,14 @@ async def test_a_listing_names_each_node_that_fetches() -> None:
     begins without consumers."""
 
     async with QueueNode() as queue_node:
-        assert (await queue_node.queues.listing())[0]["consumers"] == []
+        assert (await listed_queues(queue_node.queues))[0]["consumers"] == []
         queue_node.put(b"a", b"b")
         await queue_node.fetch(node="w1")
         first_ms = queue_node.clock.wall_ms()
         await asyncio.sleep(3)
         waiting = asyncio.create_task(queue_node.fetch(node="w2", wait_ms=60_000))
         await asyncio.sleep(0.5)
-        second, first = (await queue_node.queues.listing())[0]["consumers"]
+        second, first = (await listed_queues(queue_node.queues))[0]["consumers"]
         assert (first["node"], first["waits"], first["given"], first["in_flight"]) == ("w1", False, 2, 2)
         assert first_ms - 5 <= first["last_fetch_ms"] <= first["last_given_ms"] <= first_ms
         assert (second["node"], second["waits"], second["given"], second["in_flight"]) == ("w2", True, 0, 0)
@@ -51,7 +52,7 @@ async def test_a_listing_names_each_node_that_fetches() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
         await queue_node.acts.release("q", 0, AuditInfo("ann", queue_node.clock.wall_ms(), ""))
         await queue_node.fetch(cluster=THIRD, node="n1", wait_ms=0)
-        assert [one["node"] for one in (await queue_node.queues.listing())[0]["consumers"]] == ["n1"]
+        assert [one["node"] for one in (await listed_queues(queue_node.queues))[0]["consumers"]] == ["n1"]
 
 
 @pytest.mark.virtual_time
@@ -60,4 +61,4 @@ async def test_a_fetch_that_only_acknowledges_is_none() -> None:
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(count=0)
-        assert (await queue_node.queues.listing())[0]["consumers"] == []
+        assert (await listed_queues(queue_node.queues))[0]["consumers"] == []

@@ -18,6 +18,7 @@ from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.property_digests import PropertyDifference, scope_digest
 from tests.support.damage_reports import DamageReports
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET, THIRD
 from tests.support.waiting import PATIENCE_S, eventually
@@ -169,7 +170,7 @@ async def test_a_sink_that_stopped_fetching_is_reported_and_a_waiting_one_is_not
     async with audited_node() as queue_node:
 
         async def reason() -> str:
-            (row,) = await queue_node.queues.listing()
+            (row,) = await listed_queues(queue_node.queues)
             assert row["reason"] == (await queue_node.acts.lags())[0]["reason"]
             return str(row["reason"])
 
@@ -193,7 +194,7 @@ async def test_a_sink_that_fetches_too_slowly_is_reported_where_changes_wait() -
     async with audited_node() as queue_node:
 
         async def reasons() -> tuple[str, str, str]:
-            (row,) = await queue_node.queues.listing()
+            (row,) = await listed_queues(queue_node.queues)
             assert row["reason"] == (await queue_node.acts.lags())[0]["reason"]
             found = explained(queue_node, b"late")
             return str(row["reason"]), found["reason"], found["next"]
@@ -386,12 +387,12 @@ async def test_properties_that_differ_are_named_on_both_sides() -> None:
         queue_node.put(b"a")
         reply = await queue_node.fetch()
         assert reply.properties == {b"notes": b"a" * 8}
-        (shown,) = await queue_node.acts.listing()
+        (shown,) = await listed_queues(queue_node.queues)
         assert list(shown["properties_differ"].values()) == [["notes"]]
         assert "notes" in shown["reason"]
         queue_node.facts.digests = {}
         await queue_node.fetch(wait_ms=0)
-        (shown,) = await queue_node.acts.listing()
+        (shown,) = await listed_queues(queue_node.queues)
         assert shown["properties_differ"] == {}
 
 
@@ -405,7 +406,7 @@ async def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> 
         reply = await queue_node.fetch(wait_ms=0, scopes={})
         await settled(queue_node)
         assert reply.scopes == ours
-        (shown,) = await queue_node.acts.listing()
+        (shown,) = await listed_queues(queue_node.queues)
         assert shown["properties_differ"] == {"w1": ["default"]}
         assert shown["property_differences"] == {
             "w1": [{"bucket_type": "default", "bucket": "orders", "properties": ["allow_mult"]}]
@@ -414,13 +415,13 @@ async def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> 
         named = "properties differ at west: bucket default/orders: allow_mult"
         assert shown["reason"] == (await queue_node.acts.lags())[0]["reason"] == named
         await queue_node.fetch(wait_ms=0, node="old")
-        (shown,) = await queue_node.acts.listing()
+        (shown,) = await listed_queues(queue_node.queues)
         assert shown["property_differences"]["old"] == [{"bucket_type": "default", "bucket": None, "properties": []}]
         assert dict(queue_facts(shown))["properties differ at"][1] == "old: default"
         assert shown["reason"] == named
         for node in ("w1", "old"):
             await queue_node.fetch(wait_ms=0, node=node, properties={b"default": b"a" * 8})
-        (shown,) = await queue_node.acts.listing()
+        (shown,) = await listed_queues(queue_node.queues)
         assert (shown["properties_differ"], shown["property_differences"], shown["reason"]) == ({}, {}, "")
 
 
@@ -442,7 +443,7 @@ async def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
             "state": "alarm",
             "reason": "the ledger does not close: q",
         }
-        (shown,) = await queue_node.acts.listing()
+        (shown,) = await listed_queues(queue_node.queues)
         assert "off by 2" in shown["reason"]
         window.ledger.eligible -= 2
         queue_node.queues.tick()

@@ -19,7 +19,7 @@ export function author({ by, at_ms, reason }) {
   ];
 }
 
-/** The same within a sentence. @param {import("./types.d.ts").Signed} row */
+/** The same within a sentence. @param {import("./types.d.ts").SignedAct} row */
 export function authored({ by, at_ms, reason }) {
   return [`${visible(by)}, `, time(at_ms), reason && `: ${visible(reason)}`];
 }

@@ -86,17 +86,17 @@ export interface SinkOverview {
   reason: string;
   workers: { count: number; busy: number; peer_limit: number; queue_limits: Record<string, number> };
   throttle: Throttle;
-  limits_set: Signed | null;
+  limits_set: SignedAct | null;
   sources: SinkSource[];
   dead_letters: { kept: number | null; given_up: number | null };
   suspensions: SinkSuspension[];
-  queue_workers_set: (Signed & { queue: string; node: string | null; workers: number })[];
-  peers_set: (Signed & { queue: string; url: string; cluster: string; removed: boolean })[];
+  queue_workers_set: (SignedAct & { queue: string; node: string | null; workers: number })[];
+  peers_set: (SignedAct & { queue: string; url: string; cluster: string; removed: boolean })[];
   peers_unusable: { queue: string; url: string; reason: string }[];
   sinks: SinkLink[];
 }
 
-export type SinkSuspension = Signed & { queue: string | null; peer: string | null; node: string | null };
+export type SinkSuspension = SignedAct & { queue: string | null; peer: string | null; node: string | null };
 
 export interface SinkSource {
   source_cluster: string;
@@ -158,63 +158,7 @@ export interface DeadLetterNodes {
   unknown: Record<string, string>;
 }
 
-/** One node's part of a queue. */
-export interface QueuePart {
-  publishing: string;
-  serving: string;
-  reason: string;
-  partitions: number;
-  waiting: number | null;
-  in_flight: number;
-  oldest_age_ms: number | null;
-  priorities: Record<Priority, { waiting: number | null; in_flight: number }>;
-  throttle: Throttle;
-}
-
 export type Priority = "real_time" | "full_sync" | "fold";
-
-/** A queue of the whole cluster. */
-export interface Queue {
-  name: string;
-  filter: string;
-  cascade: boolean;
-  overflow: string;
-  riak_fetch: boolean;
-  owner: { cluster: string; uuid: string; version: number; since_ms: number; by: string } | null;
-  suspensions: (Signed & { what: string; node: string | null })[];
-  decree: (Signed & { what: string; version: number }) | null;
-  limits: { queue: number; objects: number; object_bytes: number };
-  differs: string[];
-  lacking: string[];
-  publishing: string;
-  serving: string;
-  reason: string;
-  unknown: string;
-  priorities: Record<Priority, { waiting: number | null; in_flight: number | null; at_least: number }>;
-  oldest_age_ms: number | null;
-  consumers: {
-    node: string;
-    last_fetch_ms: number;
-    at: string;
-    last_given_ms: number | null;
-    given: number;
-    in_flight: number;
-    waits_at: string[];
-  }[];
-  rates: {
-    set: Signed | null;
-    binding: string[];
-    achieved: Rates<number | null>;
-    throttled_seconds: number | null;
-  };
-  held_types: Record<string, number>;
-  nodes: Record<string, QueuePart | null>;
-}
-
-export interface Queues {
-  queues: Queue[];
-  unknown: Record<string, string>;
-}
 
 export interface Gap {
   queue: string;
@@ -275,19 +219,12 @@ export interface FullsyncResult {
   by: string;
 }
 
-/** Who changed something, when, and why. */
-export interface Signed {
-  by: string;
-  at_ms: number;
-  reason: string;
-}
-
 export interface FullsyncPeer {
   name: string;
   urls: string[];
   cluster: string | null;
   origin: "file" | "set" | "added";
-  set: (Signed & { values: Record<string, unknown> })[];
+  set: (SignedAct & { values: Record<string, unknown> })[];
   auto_left_out: number;
   wants: Record<string, number>;
   all_window: string;
@@ -299,7 +236,7 @@ export interface FullsyncPeer {
   bidirectional: boolean;
   state: string;
   reason: string;
-  suspended: Signed | null;
+  suspended: SignedAct | null;
   next_ms: number | null;
   next_kind: string | null;
   retry: { tries: number; reason: string } | null;
@@ -332,7 +269,7 @@ export interface FullsyncNode {
   reason: string;
   running: FullsyncRunning | null;
   peers: FullsyncPeer[];
-  removed: (Signed & { name: string })[];
+  removed: (SignedAct & { name: string })[];
   left_out: { name: string; reason: string }[];
 }
 
@@ -340,7 +277,7 @@ export interface FullsyncNodes {
   nodes: Record<string, FullsyncNode | null>;
   gone: Record<string, number>;
   unknown: Record<string, string>;
-  suspensions: (Signed & { peer: string | null; node: string | null })[] | null;
+  suspensions: (SignedAct & { peer: string | null; node: string | null })[] | null;
   suspensions_error: string;
 }
 
@@ -734,6 +671,255 @@ export interface Nodes {
 export interface NodeRemoved {
   outcome: string;
   node: string;
+}
+
+export interface OwnerRow {
+  cluster: string;
+  uuid: string;
+  version: number;
+  since_ms: number;
+  by: string;
+}
+
+export interface QueuePriority {
+  waiting: number | null;
+  in_flight: number;
+  queued?: number;
+  collapsed?: number;
+  acknowledged?: number;
+  vanished?: number;
+  cleared?: number;
+  outcomes?: [number, number, number, number];
+}
+
+export interface QueuePriorities {
+  real_time: QueuePriority;
+  full_sync: QueuePriority;
+  fold: QueuePriority;
+}
+
+export interface SuspensionRow {
+  what: string;
+  node: string | null;
+  by: string;
+  at_ms: number;
+  reason: string;
+}
+
+export interface QueueDecree {
+  version: number;
+  what: string;
+  start_ms: number;
+  by: string;
+  at_ms: number;
+  reason: string;
+  positions: number;
+  by_time: boolean;
+  change: unknown;
+  released: unknown;
+}
+
+export interface ReferenceLimits {
+  queue: number;
+  objects: number;
+  object_bytes: number;
+}
+
+export interface RateLimits {
+  bytes_per_second: number | null;
+  objects_per_second: number | null;
+}
+
+export interface AchievedRates {
+  bytes_per_second: number | null;
+  objects_per_second: number | null;
+}
+
+export interface SignedAct {
+  by: string;
+  at_ms: number;
+  reason: string;
+}
+
+export interface QueueThrottle {
+  configured: RateLimits;
+  binding: string | null;
+  achieved: AchievedRates;
+  throttled_seconds: number;
+  set: SignedAct | null;
+  file?: RateLimits;
+}
+
+export interface OfferSet {
+  filter: string | null;
+  cascade: boolean | null;
+  was: string;
+  by: string;
+  at_ms: number;
+  reason: string;
+}
+
+export interface QueueChanges {
+  offer?: OfferSet;
+  limits?: Record<string, unknown>;
+}
+
+export interface QueueConsumer {
+  node: string;
+  waits: boolean;
+  last_fetch_ms: number;
+  last_given_ms: number | null;
+  given: number;
+  in_flight: number;
+}
+
+export interface DifferingProperties {
+  bucket_type: string;
+  bucket: string | null;
+  properties: string[];
+}
+
+export interface QueueShare {
+  node: string;
+  name: string;
+  partitions: number;
+  filter: string;
+  cascade: boolean;
+  overflow: string;
+  riak_fetch: boolean;
+  owner: OwnerRow | null;
+  waiting: number | null;
+  waiting_at_ms: number | null;
+  priorities: QueuePriorities;
+  in_flight: number;
+  oldest_age_ms: number | null;
+  publishing: string;
+  serving: string;
+  suspended: SuspensionRow | null;
+  suspensions: SuspensionRow[];
+  decree: QueueDecree | null;
+  limits: ReferenceLimits;
+  throttle: QueueThrottle;
+  gaps: number;
+  properties_differ: Record<string, string[]>;
+  objects_in_memory: number;
+  references_in_memory: number;
+  served: number;
+  acknowledged: number;
+  redelivered: number;
+  batches: number;
+  collapsed: number;
+  vanished: number;
+  late_acknowledgements: number;
+  refused_acknowledgements: number;
+  reason: string;
+  held_types: Record<string, number>;
+  changed: QueueChanges;
+  consumers?: QueueConsumer[];
+  property_differences?: Record<string, DifferingProperties[]>;
+}
+
+export interface QueueShares {
+  queues: QueueShare[];
+  notes?: string[];
+}
+
+export interface QueuesOfNode {
+  node: string;
+  queues: QueueShare[] | null;
+  gone: boolean;
+}
+
+export interface QueuesOfNodes {
+  nodes: QueuesOfNode[];
+}
+
+export interface PriorityDepth {
+  waiting: number | null;
+  in_flight: number | null;
+  at_least: number;
+}
+
+export interface PriorityDepths {
+  real_time: PriorityDepth;
+  full_sync: PriorityDepth;
+  fold: PriorityDepth;
+}
+
+export interface ClusterConsumer {
+  node: string;
+  last_fetch_ms: number;
+  at: string;
+  last_given_ms: number | null;
+  given: number;
+  in_flight: number;
+  waits_at: string[];
+}
+
+export interface QueueRates {
+  set: SignedAct | null;
+  binding: string[];
+  achieved: AchievedRates;
+  throttled_seconds: number | null;
+}
+
+export interface QueueRow {
+  name: string;
+  filter: string;
+  cascade: boolean;
+  overflow: string;
+  riak_fetch: boolean;
+  owner: OwnerRow | null;
+  suspensions: SuspensionRow[];
+  decree: QueueDecree | null;
+  limits: ReferenceLimits;
+  changed: QueueChanges;
+  differs: string[];
+  lacking: string[];
+  publishing: string;
+  serving: string;
+  reason: string;
+  unknown: string;
+  priorities: PriorityDepths;
+  oldest_age_ms: number | null;
+  consumers: ClusterConsumer[];
+  rates: QueueRates;
+  held_types: Record<string, number>;
+  nodes: Record<string, QueueShare | null>;
+}
+
+export interface Queues {
+  queues: QueueRow[];
+  unknown: Record<string, string>;
+  at_ms: number;
+}
+
+export interface WaitingByPriority {
+  real_time: number | null;
+  full_sync: number | null;
+  fold: number | null;
+}
+
+export interface QueuePlan {
+  queue: string;
+  act: string;
+  owner: string | null;
+  waiting: WaitingByPriority;
+  gaps: number | null;
+  silent: string[];
+  effect: string;
+  outcome: string;
+}
+
+export interface ReferencesPushed {
+  queued: number;
+  refused: number;
+  reason: string;
+}
+
+export interface GapsClosed {
+  closed: number;
+  unknown: string[];
 }
 // end of nouns
 

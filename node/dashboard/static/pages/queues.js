@@ -14,7 +14,7 @@ import { facts, table } from "../js/table.js";
 import { age, moment, time } from "../js/time.js";
 import { atLeast, bytes, count, milliseconds, quantity, seconds } from "../js/units.js";
 
-/** @typedef {import("../js/types.d.ts").Queue} Queue */
+/** @typedef {import("../js/types.d.ts").QueueRow} QueueRow */
 /** @typedef {import("../js/types.d.ts").Queues} Queues */
 /** @typedef {import("../js/types.d.ts").Gap} Gap */
 /** @typedef {import("../js/types.d.ts").Gaps} Gaps */
@@ -116,7 +116,7 @@ function shown(loaded, chosen, choose, done) {
 
 /**
  * @param {Loaded} loaded
- * @param {Queue} chosen
+ * @param {QueueRow} chosen
  * @param {(name: string) => void} choose
  */
 function listed(loaded, chosen, choose) {
@@ -163,25 +163,25 @@ function listed(loaded, chosen, choose) {
   ];
 }
 
-/** @param {Queue} queue */
+/** @param {QueueRow} queue */
 function ownerOf(queue) {
   return queue.owner?.cluster ?? h("span", { class: "unknown" }, "none yet");
 }
 
-/** @param {Queue} queue @param {Priority} priority */
+/** @param {QueueRow} queue @param {Priority} priority */
 function depth(queue, priority) {
   const { waiting, at_least: least } = queue.priorities[priority];
   if (waiting !== null) return count(waiting);
   return h("span", { class: "unknown" }, atLeast(least, false));
 }
 
-/** @param {Queue} queue */
+/** @param {QueueRow} queue */
 function oldest(queue) {
   const { waiting, in_flight: flight } = queue.priorities.real_time;
   return waiting === 0 && flight === 0 ? "nothing waits" : milliseconds(queue.oldest_age_ms);
 }
 
-/** @param {Queue} queue @param {number} atMs */
+/** @param {QueueRow} queue @param {number} atMs */
 function lastFetch(queue, atMs) {
   const [newest] = queue.consumers;
   if (newest) return [newest.waits_at.length ? "waits now" : ago(newest.last_fetch_ms, atMs), ` (${newest.node})`];
@@ -222,7 +222,7 @@ function ledgerBadge(ledger, name) {
 
 /**
  * @param {Loaded} loaded
- * @param {Queue} queue
+ * @param {QueueRow} queue
  * @param {() => void} done
  */
 function details(loaded, queue, done) {
@@ -303,7 +303,7 @@ function fact(name, value) {
 }
 
 /**
- * @param {Queue} queue
+ * @param {QueueRow} queue
  * @param {string} path
  * @param {() => void} done
  */
@@ -394,7 +394,7 @@ function acts(queue, path, done) {
   ];
 }
 
-/** @param {Queue} queue */
+/** @param {QueueRow} queue */
 function nodeField(queue) {
   /** @type {[string, string][]} */
   const nodes = Object.keys(queue.nodes).map((node) => [node, `node ${node} alone`]);
@@ -492,7 +492,7 @@ function peeked(answer) {
 }
 
 /**
- * @param {Queue} queue
+ * @param {QueueRow} queue
  * @param {string} path
  * @param {() => void} done
  */
@@ -533,7 +533,7 @@ function suspensions(queue, path, done) {
   );
 }
 
-/** @param {Queue} queue @param {number} atMs */
+/** @param {QueueRow} queue @param {number} atMs */
 function consumers(queue, atMs) {
   const heading = h("h3", {}, "Who fetches");
   if (!queue.consumers.length) {
@@ -571,7 +571,7 @@ function consumers(queue, atMs) {
 }
 
 /**
- * @param {Queue} queue
+ * @param {QueueRow} queue
  * @param {string} path
  * @param {() => void} done
  */
@@ -627,7 +627,7 @@ function rates(queue, path, done) {
 }
 
 /**
- * @param {Queue} queue
+ * @param {QueueRow} queue
  * @param {number | null} size
  * @param {number | null} objects
  * @param {string} inForce
@@ -657,7 +657,7 @@ function common(values) {
   return new Set(values).size === 1 ? values[0] : "differs by node";
 }
 
-/** @param {Queue} queue */
+/** @param {QueueRow} queue */
 function parts(queue) {
   return [
     h("h3", {}, "By node"),
@@ -694,7 +694,7 @@ function parts(queue) {
 
 /**
  * @param {Gaps | Error} gaps
- * @param {Queue} queue
+ * @param {QueueRow} queue
  * @param {string} path
  * @param {() => void} done
  */

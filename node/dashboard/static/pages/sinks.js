@@ -504,7 +504,7 @@ function queueLimits(sink) {
     "none";
 }
 
-/** @param {import("../js/types.d.ts").Signed | null} made @returns {Child} */
+/** @param {import("../js/types.d.ts").SignedAct | null} made @returns {Child} */
 function madeBy(made) {
   return made === null ? "the files" : authored(made);
 }

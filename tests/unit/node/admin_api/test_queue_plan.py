@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from isthmus.node.admin_api.queue_plan import plan_of
 from isthmus.queues.queue_documents import PUBLISHING, SERVING
-
-
-def listed(waiting: int | None) -> dict[str, Any]:
-    """A node's listing of one queue with the given number of waiting real-time changes."""
-    priority = {"waiting": waiting, "in_flight": 0}
-    empty = {"waiting": 0, "in_flight": 0}
-    return {
-        "name": "to-west",
-        "owner": {"cluster": "west"},
-        "priorities": {"real_time": priority, "full_sync": empty, "fold": empty},
-        "gaps": 0,
-    }
+from tests.support.queue_listings import share
 
 
 @pytest.mark.parametrize(
@@ -34,6 +22,8 @@ def listed(waiting: int | None) -> dict[str, Any]:
 )
 def test_a_suspension_of_serving_alone_makes_no_gap(what: Sequence[str], node: str | None, effect: str) -> None:
     """Only suspended publishing makes a gap of new changes; with serving suspended, everything waits."""
-    plan = plan_of("suspend", "to-west", {"n1": [listed(2)]}, bucket_types=set(), what=what, node=node)
-    assert effect in plan["effect"]
-    assert ("gap" in plan["effect"]) is (PUBLISHING in what)
+    plan = plan_of(
+        "suspend", "to-west", {"n1": [share("to-west", waiting=2)]}, bucket_types=set(), what=what, node=node
+    )
+    assert effect in plan.effect
+    assert ("gap" in plan.effect) is (PUBLISHING in what)

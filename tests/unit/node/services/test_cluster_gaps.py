@@ -40,7 +40,7 @@ class OneNodeQuery:
 
     async def ask(self, query: Query[Any, Any], request: CloseGaps | ListGaps, nodes: set[str]) -> ClusterAnswers[Any]:
         """See ClusterQuery. Requests and answers go over the wire."""
-        responder = QueueResponder(self.queue_node.acts, None, None, self.history_of)  # type: ignore[arg-type]
+        responder = QueueResponder(self.queue_node.queues, self.queue_node.acts, None, None, self.history_of)  # type: ignore[arg-type]
         answer = await responder.respond(QUEUES.requests.decode(query.requests.encode(request)))
         return ClusterAnswers({"e1": query.answers.decode(QUEUES.answers.encode(answer))}, {})
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from isthmus.node.nouns.queue import QueueShare
 from isthmus.node.services.queue_summary import MIXED, queue_rows
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
-
-NOW_MS = 1_700_000_000_000
-EMPTY = {"waiting": 0, "in_flight": 0}
+from tests.support.queue_listings import EMPTY, share
 
 
 def record(partition: int, leader: str | None) -> PartitionRecord:
@@ -26,28 +26,16 @@ def record(partition: int, leader: str | None) -> PartitionRecord:
 RECORDS = {0: record(0, "a"), 1: record(1, "b"), 2: record(2, "b")}
 
 
-def listed(partitions: int, waiting: int | None = 0, **facts: Any) -> dict[str, Any]:
-    """A node's listing of queue q, whose cursors it knows in the given number of partitions."""
-    rates = {"bytes_per_second": 100.5, "objects_per_second": 2.0}
-    row = {
-        "name": "q", "filter": "any", "cascade": False, "overflow": "replay", "riak_fetch": False,
-        "owner": {"cluster": "west"}, "suspensions": [], "decree": None, "limits": {"queue": 5}, "changed": {},
-        "publishing": "running", "serving": "running", "reason": "", "partitions": partitions,
-        "waiting": waiting, "in_flight": 0, "oldest_age_ms": 7_000 if waiting else None, "consumers": [],
-        "priorities": {
-            "real_time": {"waiting": waiting, "in_flight": 0}, "full_sync": EMPTY, "fold": EMPTY,
-        },
-        "throttle": {"configured": {"bytes_per_second": None, "objects_per_second": None}, "set": None,
-                     "binding": None, "achieved": rates, "throttled_seconds": 1.5},
-        "held_types": {},
-    }  # fmt: skip
-    return {**row, **facts}
+def listed(partitions: int, waiting: int | None = 0, **facts: Any) -> QueueShare:
+    """A node's share of queue q, whose cursors it knows in the given number of partitions."""
+    return share(partitions=partitions, waiting=waiting, **facts)
 
 
 def joined(answers: dict[str, Any], records: dict[int, PartitionRecord] = RECORDS) -> dict[str, Any]:
     """The row of queue q."""
     (row,) = queue_rows(answers, records)
-    return row
+    found: dict[str, Any] = msgspec.to_builtins(row)
+    return found
 
 
 def test_numbers_of_all_nodes_are_added() -> None:
@@ -64,7 +52,7 @@ def test_numbers_of_all_nodes_are_added() -> None:
     assert (row["oldest_age_ms"], row["unknown"], row["differs"], row["lacking"]) == (7_000, "", [], [])
     assert row["rates"]["achieved"] == {"bytes_per_second": 301.5, "objects_per_second": 6.0}
     assert row["rates"]["throttled_seconds"] == 4.5
-    assert (row["owner"], sorted(row["nodes"])) == ({"cluster": "west"}, ["a", "b", "c"])
+    assert (row["owner"]["cluster"], sorted(row["nodes"])) == ("west", ["a", "b", "c"])
 
 
 def test_nothing_waits_where_every_node_says_so() -> None:
@@ -120,7 +108,7 @@ def test_fetches_of_one_node_at_several_are_one_consumer() -> None:
         return {"node": node, "waits": waits, "last_fetch_ms": fetch_ms, "last_given_ms": given_ms, "given": given,
                 "in_flight": given // 2}  # fmt: skip
 
-    old = listed(1)
+    old = msgspec.to_builtins(listed(1))
     del old["consumers"]
     row = joined(
         {
@@ -131,7 +119,7 @@ def test_fetches_of_one_node_at_several_are_one_consumer() -> None:
                     consumers=[fetched("w2", 900, None, 0, waits=False), fetched("w1", 600, 450, 4, waits=True)],
                 )
             ],
-            "c": [old],
+            "c": [msgspec.convert(old, QueueShare)],
         }
     )
     assert row["consumers"] == [
@@ -159,4 +147,4 @@ def test_what_nodes_have_differently_is_named() -> None:
 def test_queues_are_listed_by_name_though_one_node_alone_has_them() -> None:
     """A queue that only one node has, from its file, is a row, and the nodes without it are named."""
     rows = queue_rows({"b": [listed(2), listed(2, name="more")], "a": [listed(1)]}, RECORDS)
-    assert [(row["name"], row["lacking"]) for row in rows] == [("more", ["a"]), ("q", [])]
+    assert [(row.name, row.lacking) for row in rows] == [("more", ["a"]), ("q", [])]

@@ -20,6 +20,7 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
 from tests.support.memory_metastore import MemoryEnsemble
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import PARTITIONS, QueueNode, adds_up, audited_node
 from tests.support.queue_source import BUCKET, SINK, THIRD
 
@@ -220,7 +221,7 @@ async def test_one_node_may_be_suspended_alone() -> None:
         await queue_node.acts.suspend("q", SERVING, "elsewhere", audit_info(queue_node))
         queue_node.put(b"a")
         assert await queue_node.drain() == [b"a"]
-        (queue,) = await queue_node.queues.listing()
+        (queue,) = await listed_queues(queue_node.queues)
         assert [s["node"] for s in queue["suspensions"]] == ["elsewhere"]
         assert (queue["serving"], queue["publishing"]) == ("running", "running")
 
@@ -291,11 +292,11 @@ async def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await queue_node.acts.suspend("q", [SERVING, PUBLISHING], None, audit_info(queue_node))
-        (row,) = await queue_node.acts.listing()
+        (row,) = await listed_queues(queue_node.queues)
         assert (row["serving"], row["publishing"]) == ("suspended", "suspended")
         await queue_node.acts.resume("q", [SERVING, PUBLISHING], None, audit_info(queue_node))
         await settled(queue_node)
-        (row,) = await queue_node.acts.listing()
+        (row,) = await listed_queues(queue_node.queues)
         assert (row["serving"], row["publishing"]) == ("running", "running")
         with pytest.raises(BadInput, match="give 'serving'"):
             await queue_node.acts.suspend("q", [], None, audit_info(queue_node))
@@ -562,7 +563,7 @@ async def test_bulk_references_go_last_and_are_bounded() -> None:
             acks = [BatchAck(reply.batch, reply.owner_version, (), (1, 0, 0, 0))]
         assert seen == [(REAL_TIME, [b"now"]), (FULL_SYNC, [b"b"]), (FOLD, [b"a"])]
         await queue_node.fetch(acks=acks, wait_ms=0)
-        (queue,) = await queue_node.queues.listing()
+        (queue,) = await listed_queues(queue_node.queues)
         full_sync, fold = queue["priorities"]["full_sync"], queue["priorities"]["fold"]
         assert (full_sync["queued"], full_sync["collapsed"], full_sync["vanished"]) == (2, 1, 1)
         assert (fold["acknowledged"], tuple(fold["outcomes"])) == (1, (1, 0, 0, 0))
@@ -643,8 +644,8 @@ async def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
         assert (held.items, held.state) == ([], THROTTLED)
         queue_node.clock.skew_ms += 500
         assert len((await queue_node.fetch(link=1, wait_ms=0)).items) == 5
-        shown = (await queue_node.queues.listing())[0]["throttle"]
-        assert "throttled: the limit of objects a second binds" in (await queue_node.queues.listing())[0]["reason"]
+        shown = (await listed_queues(queue_node.queues))[0]["throttle"]
+        assert "throttled: the limit of objects a second binds" in (await listed_queues(queue_node.queues))[0]["reason"]
         assert shown["configured"]["objects_per_second"] == 10
         assert shown["binding"] == "objects"
         assert (shown["set"]["by"], shown["set"]["reason"]) == ("ann", "because")
@@ -665,7 +666,7 @@ async def test_a_disabled_source_creates_no_reference_and_reports_it() -> None:
         assert (reply.items, reply.state) == ([], OFF)
         assert "switched off" in (await queue_node.acts.ledger("q"))["reason"]
         assert queue_node.queues.status()["state"] == "off"
-        (row,) = await queue_node.queues.listing()
+        (row,) = await listed_queues(queue_node.queues)
         assert (row["publishing"], row["serving"]) == ("off", "off")
         assert {gap["what"] for gap in queue_node.acts.gaps("q")} == {"publishing-suspended"}
         with pytest.raises(BadInput, match="switched off"):
@@ -814,7 +815,7 @@ async def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passe
         assert await queue_node.drain() == [b"b", b"c"]
         await queue_node.crash()
         await queue_node.start()
-        (row,) = await queue_node.acts.listing()
+        (row,) = await listed_queues(queue_node.queues)
         assert (row["filter"], row["changed"]["offer"]["by"]) == ("any", "ann")
         (gap,) = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
         assert (gap["from_offset"], gap["what"], gap["by"]) == (0, "offer-changed", "ann")
@@ -841,7 +842,7 @@ async def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
         assert queue_node.acts.gaps("q") == []
         await queue_node.acts.change_settings("q", {}, audit_info(queue_node), default=True)
         await settled(queue_node)
-        (row,) = await queue_node.acts.listing()
+        (row,) = await listed_queues(queue_node.queues)
         assert row["filter"] == "any"
         assert {gap["what"] for gap in queue_node.acts.gaps("q")} == {"offer-changed"}
         put_into_bucket(queue_node, b"other", b"later")
@@ -912,7 +913,7 @@ async def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> Non
         await queue_node.fetch(wait_ms=0)
         values = {"object_size_limit_bytes": 1, "queue_limit_count": 7, "overflow": "discard", "lease_ms": 9_000}
         await queue_node.acts.change_settings("q", values, audit_info(queue_node))
-        assert (await queue_node.acts.listing())[0]["decree"] is None
+        assert (await listed_queues(queue_node.queues))[0]["decree"] is None
         await queue_node.crash()
         await queue_node.start()
         (queue,) = queue_node.served()

@@ -10,6 +10,7 @@ from isthmus.queues.queue_documents import PUBLISHING, SERVING
 from isthmus.repl.model.entry import EntryKind
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.reference import ReferenceKind
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import PARTITIONS, audited_node
 from tests.unit.queues.admin.test_acts import audit_info
 
@@ -55,14 +56,14 @@ async def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str)
         await queue_node.acts.suspend("q", what, "e1", audit_info(queue_node))
         with pytest.raises(BadInput, match=r"suspended on all nodes \(by ann\), including e1"):
             await queue_node.acts.resume("q", what, "e1", audit_info(queue_node))
-        (queue,) = await queue_node.queues.listing()
+        (queue,) = await listed_queues(queue_node.queues)
         assert (queue[what], len(queue["suspensions"])) == ("suspended", 2)
         await queue_node.acts.resume("q", what, None, audit_info(queue_node))
-        (queue,) = await queue_node.queues.listing()
+        (queue,) = await listed_queues(queue_node.queues)
         assert (queue[what], queue["suspensions"]) == ("running", [])
         await queue_node.acts.suspend("q", what, "e1", audit_info(queue_node))
         await queue_node.acts.resume("q", what, "e1", audit_info(queue_node))
-        (queue,) = await queue_node.queues.listing()
+        (queue,) = await listed_queues(queue_node.queues)
         assert queue[what] == "running"
 
 

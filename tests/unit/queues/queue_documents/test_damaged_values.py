@@ -14,6 +14,7 @@ from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady
 from isthmus.repl.model.keys import Key
 from tests.support.memory_metastore import MemoryEnsemble
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK, THIRD
 
@@ -41,7 +42,7 @@ async def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> No
     await queue_node.crash()
     await queue_node.start()
     assert queue_node.served()[0].serving_suspension is not None
-    assert "/queues/q/rates" in (await queue_node.acts.listing())[0]["reason"]
+    assert "/queues/q/rates" in (await listed_queues(queue_node.queues))[0]["reason"]
     await queue_node.close()
 
 
@@ -66,7 +67,7 @@ async def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing
     await queue_node.start()
     queue = queue_node.served()[0]
     assert (await queue_node.fetch(wait_ms=50)).state == "suspended"
-    row = (await queue_node.acts.listing())[0]
+    row = (await listed_queues(queue_node.queues))[0]
     assert row["serving"] == "suspended"
     assert "/queues/q/suspension" in row["reason"]
     with pytest.raises(NotReady, match="/queues/q/suspension"):
@@ -106,7 +107,7 @@ async def test_a_limit_that_cannot_be_read_is_not_taken_for_none(value: bytes) -
     await queue_node.crash()
     await queue_node.start()
     assert (await queue_node.fetch(wait_ms=50)).state == "suspended"
-    row = (await queue_node.acts.listing())[0]
+    row = (await listed_queues(queue_node.queues))[0]
     assert "the rate limits that operators have set cannot be read (metastore: /queues/q/rates)" in row["reason"]
     assert "isthmus queue throttle q" in row["reason"]
     await queue_node.acts.throttle("q", None, act)
@@ -149,7 +150,7 @@ async def test_nothing_is_served_while_the_list_of_queues_is_unreadable() -> Non
     queue_node.put(b"a")
     with pytest.raises(NotReady, match="/queue-definitions"):
         await queue_node.fetch(wait_ms=0)
-    row = (await queue_node.acts.listing())[0]
+    row = (await listed_queues(queue_node.queues))[0]
     assert "/queue-definitions" in queue_node.queues.status()["reason"] == row["reason"]
     assert row["serving"] == "suspended"
     key = Key(b"default", b"b", b"a")
@@ -186,6 +187,6 @@ async def test_an_unreadable_owner_is_reported_and_does_not_count_as_none() -> N
     await queue_node.start()
     with pytest.raises(CodecError):
         await queue_node.fetch(wait_ms=0, cluster=THIRD)
-    reason = (await queue_node.acts.listing())[0]["reason"]
+    reason = (await listed_queues(queue_node.queues))[0]["reason"]
     assert reason == "cannot be read (metastore): /queues/q/owner"
     await queue_node.close()

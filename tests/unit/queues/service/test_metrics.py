@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from isthmus.node.admin_api.queue_plan import plan_of
+from isthmus.node.services.queue_listing import shares_of
 from isthmus.queues.queue_documents import LostReferences
 from isthmus.queues.source_queue import IDLE_MS
 from tests.support.memory_metastore import MemoryEnsemble
@@ -83,11 +84,11 @@ async def test_a_loss_record_is_counted_once_over_all_nodes() -> None:
     async def counted() -> list[int]:
         for queue_node in homes:
             await queue_node.queues.refresh("q")
-        listings = {each.node: await each.queues.listing() for each in homes}
-        gaps = [rows[0]["gaps"] for rows in listings.values()]
+        listings = {each.node: await shares_of(each.queues) for each in homes}
+        gaps = [rows[0].gaps for rows in listings.values()]
         assert [numbers(each)["isthmus_queue_gaps"] for each in homes] == gaps
         live = {node: rows for node, rows in listings.items() if node in homes[0].facts.live}
-        assert plan_of("delist", "q", live)["gaps"] == sum(gaps)
+        assert plan_of("delist", "q", live).gaps == sum(gaps)
         return gaps
 
     assert await counted() == [1, 2, 0]

@@ -21,6 +21,7 @@ from isthmus.queues.wire import SERVING, SUSPENDED, BatchAck, OwnCluster, OwnedB
 from isthmus.repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
 from isthmus.repl.model.ports import AppliedEntries
 from tests.support.memory_metastore import MemoryEnsemble, WriteFault
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import OURS, SINK, THIRD
 
@@ -210,7 +211,7 @@ async def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> N
         reply = await queue_node.fetch()
         reply = await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (1,))])
         assert keys(reply) == [b"b"]
-        listing = (await queue_node.queues.listing())[0]
+        listing = (await listed_queues(queue_node.queues))[0]
         assert (listing["acknowledged"], listing["redelivered"], listing["in_flight"]) == (2, 1, 1)
 
 
@@ -269,7 +270,7 @@ async def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() ->
         distinct = 2 * (number + 50)
         machine = queue_node.served()[0].machine
         assert machine.budget.references == 0, "nobody fetches: nothing is kept"
-        assert (await queue_node.queues.listing())[0]["waiting"] == distinct
+        assert (await listed_queues(queue_node.queues))[0]["waiting"] == distinct
         got: list[bytes] = []
         acks: list[BatchAck] = []
         while len(got) < distinct:
@@ -280,7 +281,7 @@ async def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() ->
             acks = [BatchAck(reply.batch, reply.owner_version)]
         await queue_node.fetch(acks=acks, count=0)
         assert len(got) == len(set(got)) == distinct
-        listing = (await queue_node.queues.listing())[0]
+        listing = (await listed_queues(queue_node.queues))[0]
         assert (listing["waiting"], listing["in_flight"], listing["oldest_age_ms"]) == (0, 0, None)
         assert machine.budget.references == 0
 
@@ -291,9 +292,9 @@ async def test_waiting_is_unknown_rather_than_wrong(monkeypatch: pytest.MonkeyPa
     async with QueueNode() as queue_node:
         monkeypatch.setattr(counting_room, "ROWS_MAX", 4_000)
         queue_node.put(*(b"%d" % n for n in range(9_000)))
-        assert (await queue_node.queues.listing())[0]["waiting"] is None
+        assert (await listed_queues(queue_node.queues))[0]["waiting"] is None
         queue_node.queues.leadership(99, True, 0)
-        assert (await queue_node.queues.listing())[0]["waiting"] is None
+        assert (await listed_queues(queue_node.queues))[0]["waiting"] is None
 
 
 async def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() -> None:
@@ -311,7 +312,7 @@ async def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resume
     await queue_node.crash()
     await queue_node.start()
     for house in (queue_node, other):
-        listing = (await house.queues.listing())[0]
+        listing = (await listed_queues(house.queues))[0]
         assert listing["serving"] == "suspended"
         assert (listing["suspended"]["by"], listing["suspended"]["reason"]) == ("ann", "maintenance")
         assert "maintenance" in listing["reason"]
@@ -511,7 +512,7 @@ async def test_queues_of_one_node_are_served_apart() -> None:
         queue_node.put(b"a")
         assert keys(await queue_node.fetch(queue="q")) == [b"a"]
         assert keys(await queue_node.fetch(queue="r", cluster=THIRD)) == [b"a"]
-        listing = {row["name"]: row for row in await queue_node.queues.listing()}
+        listing = {row["name"]: row for row in await listed_queues(queue_node.queues)}
         assert listing["q"]["owner"]["uuid"] == SINK.hex()
         assert listing["r"]["owner"]["uuid"] == THIRD.hex()
 
@@ -527,7 +528,7 @@ async def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
         assert {name for name, _, _ in samples} == set(HELP)
         values = {name: value for name, _, value in samples}
         assert values["isthmus_queue_served_total"] == values["isthmus_queue_acknowledged_total"] == 1
-        assert json.loads(json.dumps(await queue_node.queues.listing()))[0]["name"] == "q"
+        assert json.loads(json.dumps(await listed_queues(queue_node.queues)))[0]["name"] == "q"
         assert queue_node.queues.status() == {"actor": "source", "state": "running", "reason": ""}
 
 
@@ -539,7 +540,7 @@ async def test_without_queues_the_actor_is_there_and_idle() -> None:
     async with queue_node:
         assert queue_node.queues.status() == {"actor": "source", "state": "idle", "reason": "not configured"}
         queue_node.put(b"a")
-        assert await queue_node.queues.listing() == []
+        assert await listed_queues(queue_node.queues) == []
         assert queue_node.queues.metrics() == []
         with pytest.raises(UnknownQueue):
             await queue_node.fetch()

@@ -13,6 +13,7 @@ from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key
+from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET
 
@@ -49,7 +50,7 @@ async def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: s
         assert list(reply.held or ()) == [b"orders"]
         assert machine.budget.references <= HELD_BACK_ROWS
         assert machine.windows[MISSING].cursor <= machine.windows[MISSING].applied - len(MANY)
-        audit_info = next(row for row in await queue_node.acts.listing() if row["name"] == "q")
+        audit_info = next(row for row in await listed_queues(queue_node.queues) if row["name"] == "q")
         assert list(audit_info["held_types"]) == ["orders"]
         assert "west has no bucket type orders" in audit_info["reason"]
         assert audit_info["waiting"] == len(MANY)
@@ -187,7 +188,7 @@ async def test_what_a_sink_said_that_does_not_ask_any_more_has_an_age() -> None:
         async def reasons() -> tuple[str, str]:
             (row,) = [row for row in await queue_node.acts.lags() if row["queue"] == "q"]
             assert "orders" not in row["reason"]
-            (listed,) = [row for row in await queue_node.acts.listing() if row["name"] == "q"]
+            (listed,) = [row for row in await listed_queues(queue_node.queues) if row["name"] == "q"]
             assert row["held"]["orders"] in listed["reason"]
             with pytest.raises(NotReady) as refused:
                 await queue_node.acts.push("q", orders, FULL_SYNC, 0)
