@@ -50,7 +50,7 @@ class SlotState(Enum):
 
 
 TRANSITIONS: Final[Mapping[tuple[SlotState, SlotState], str]] = {
-    (SlotState.IDLE, SlotState.FETCHING): "taken: due, not suspended, not leaving, within the limits of pool and peer",
+    (SlotState.IDLE, SlotState.FETCHING): "taken: due, not suspended, not ending, within the limits of pool and peer",
     (SlotState.FETCHING, SlotState.PUSHING): "it fetched changes; the link is busy, and its other slots may run",
     (SlotState.FETCHING, SlotState.IDLE): "the cycle's result is reported; the link's delay follows it",
     (SlotState.PUSHING, SlotState.IDLE): "the cycle's result is reported; the link's delay follows it",
@@ -75,7 +75,7 @@ class _Link:
     full: bool = False
     """Its last answer had as many changes as were asked for."""
     suspended: bool = False
-    leaving: bool = False
+    ending: bool = False
     probing: bool = False
     """The source failed at the last cycle that ended."""
     answered: bool = False
@@ -101,7 +101,7 @@ class _Link:
         return self.states[slot] is SlotState.IDLE
 
     def may_run(self) -> bool:
-        if self.suspended or self.leaving:
+        if self.suspended or self.ending:
             return False
         running = self.running
         if running >= self._slots() or (running and self.probing):
@@ -110,7 +110,7 @@ class _Link:
 
     def demand(self) -> int:
         """Workers that the link would keep busy if there were enough."""
-        if self.suspended or self.leaving:
+        if self.suspended or self.ending:
             return self.running
         return max(self.running, self._slots() if self.busy and not self.probing else 1)
 
@@ -144,7 +144,7 @@ class FetchScheduler:
     # ---------------------------------------------------------------- links and limits
 
     def add(self, name: LinkName) -> None:
-        """Add a link, due at once; a link that was leaving stays."""
+        """Add a link, due at once; a link that was ending stays."""
         link = self._links.get(name)
         if link is None:
             slots = self._slots + self._extra
@@ -152,22 +152,22 @@ class FetchScheduler:
                 Backoff(self._delays), 0, [0] * slots, [SlotState.IDLE] * slots, normal_slots=self._slots
             )
         else:
-            link.leaving = False
+            link.ending = False
 
     def leave(self, name: LinkName) -> None:
         """Begin no new cycle of the link; it is gone once its running ones have ended (`gone`)."""
-        self._links[name].leaving = True
+        self._links[name].ending = True
 
     def gone(self) -> list[LinkName]:
-        """Remove and return the links that were leaving and have no running slot."""
-        names = [name for name, link in self._links.items() if link.leaving and not link.running]
+        """Remove and return the links that were ending and have no running slot."""
+        names = [name for name, link in self._links.items() if link.ending and not link.running]
         for name in names:
             del self._links[name]
         return names
 
-    def leaving(self, name: LinkName) -> bool:
-        """Whether the link is leaving, while its last cycles run."""
-        return self._links[name].leaving
+    def ending(self, name: LinkName) -> bool:
+        """Whether the link is ending, while its last cycles run."""
+        return self._links[name].ending
 
     def suspend(self, name: LinkName, suspended: bool) -> None:
         """Suspend or resume a link: begin no new cycles, let running ones finish. A resumed link is due at once."""
@@ -184,7 +184,7 @@ class FetchScheduler:
 
     def peer_limit(self) -> int:
         """Workers that one peer may have now, at most all."""
-        peers = {name.peer for name, link in self._links.items() if not link.leaving and not link.suspended}
+        peers = {name.peer for name, link in self._links.items() if not link.ending and not link.suspended}
         return min(self.workers, self.configured_peer_limit or max(1, -(-self.workers // max(1, len(peers)))))
 
     # ---------------------------------------------------------------- turns
@@ -225,7 +225,7 @@ class FetchScheduler:
         for link in self._links.values():
             if link.unproven:
                 held += link.count(SlotState.FETCHING)
-            elif not link.suspended and not link.leaving:
+            elif not link.suspended and not link.ending:
                 some_answer = True
         return some_answer and held >= max(1, self.workers // 2)
 

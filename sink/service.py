@@ -434,7 +434,7 @@ class Sink:
                 self._seed_entries.pop(name, None)
                 replaced.add(name)
         for name, (peer, entry) in wanted.items():
-            ending = name in self._pool.links and (name in replaced or self._pool.scheduler.leaving(name))
+            ending = name in self._pool.links and (name in replaced or self._pool.scheduler.ending(name))
             if name in self._seeds or ending:
                 continue
             try:

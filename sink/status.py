@@ -69,14 +69,14 @@ HELP: Final[Mapping[str, Family]] = {
 
 
 def state_of(
-    link: Link, errors: int, suspended: SinkSuspension | None, leaving: bool, now_ms: int, binding: str = ""
+    link: Link, errors: int, suspended: SinkSuspension | None, ending: bool, now_ms: int, binding: str = ""
 ) -> tuple[str, str]:
     """(state, reason) of a link; operators' acts come before events. `binding`: the limit of the node's sink that
     delays fetches; "" for none."""
     if suspended is not None:
         return "suspended", by_whom(suspended)
-    if leaving:
-        return "leaving", "it is no longer a peer, and its cluster no longer lists it"
+    if ending:
+        return "ending", "it is no longer a peer, and its cluster no longer lists it"
     if errors:
         return "failing", link.last_error or in_a_row(errors)
     silent_ms = link.unanswered_ms(now_ms)
@@ -119,7 +119,7 @@ def row(
     """Row of a link; None where a number is unknown. `origin`: its "from" and "set"."""
     name = link.name
     errors = scheduler.errors(name)
-    state, reason = state_of(link, errors, suspended, scheduler.leaving(name), now_ms, binding)
+    state, reason = state_of(link, errors, suspended, scheduler.ending(name), now_ms, binding)
     if state == "waiting" and link.last_answer_ms is not None:
         reason = as_it_answered(reason, now_ms - link.last_answer_ms)
     recent = link.lag.recent(now_ms)

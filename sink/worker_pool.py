@@ -155,7 +155,7 @@ class WorkerPool:
     def set_links(self, wanted: Mapping[LinkName, LinkTarget], suspensions: LinkSuspensions) -> None:
         """Add and remove links so that they are those of `wanted`."""
         for name in [name for name in self.links if name not in wanted]:
-            if not self.scheduler.leaving(name):
+            if not self.scheduler.ending(name):
                 self.scheduler.leave(name)
                 log.info("sink.link_leaves", queue=name.queue, peer=name.peer)
         self._start_acks()
@@ -361,7 +361,7 @@ class WorkerPool:
                 cluster.led_share(),
             )
             result, waited_ms = await slot.cycle(options, lambda *found: self._fetched(name, number, *found))
-            if self.scheduler.suspended(name) or self.scheduler.leaving(name):
+            if self.scheduler.suspended(name) or self.scheduler.ending(name):
                 await slot.acknowledge()
         except Exception as error:
             # A bug must neither stop a link for good nor keep its worker: it is logged, counted, and delays the link.

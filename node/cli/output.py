@@ -141,9 +141,9 @@ _GLYPHS: Final[Mapping[Mark, tuple[str, str]]] = {
 _MARKS: Final[Mapping[Mark, tuple[str, ...]]] = {
     Mark.GOOD: ("closed", "done", "idle", "in-sync", "live", "ok", "online", "pass", "running", "scheduled"),
     Mark.CHANGING: (
-        "candidate-found", "cancelled", "copying", "election", "holding", "leaving", "leadership-balancing", "no-sink",
-        "off", "passed-over", "placement-changing", "removing", "repaired", "returning", "starting", "stopping",
-        "suspended", "throttled", "waiting", "warning",
+        "candidate-found", "cancelled", "copying", "election", "ending", "holding", "leaving", "leadership-balancing",
+        "no-sink", "off", "passed-over", "placement-changing", "removing", "repaired", "returning", "starting",
+        "stopping", "suspended", "throttled", "waiting", "warning",
     ),
     Mark.BAD: (
         "alarm", "critical", "degraded", "differing", "error", "fail", "failing", "gone", "lost", "offline", "refused",

@@ -354,14 +354,14 @@ class Leader:
         behind = [each for each in self.followers.values() if each.member in isr and 0 <= each.hw < floor]
         return tuple(follower.member for follower in sorted(behind, key=lambda each: each.hw))
 
-    def _leaving(self, record: PartitionRecord) -> dict[Member, str]:
+    def _to_drop(self, record: PartitionRecord) -> dict[Member, str]:
         """Member that must leave the ISR of `record` -> reason.
 
         A stalled member leaves even below min-ISR; a lagging one only while enough members stay."""
-        leaving = dict.fromkeys(sorted(self.stalled & record.isr), "stalled")
-        spare = len(record.isr) - len(leaving) - record.effective_min_isr
-        lagging = [member for member in self.lagging if member in record.isr and member not in leaving]
-        return leaving | dict.fromkeys(lagging[: max(0, spare)], "lags")
+        dropped = dict.fromkeys(sorted(self.stalled & record.isr), "stalled")
+        spare = len(record.isr) - len(dropped) - record.effective_min_isr
+        lagging = [member for member in self.lagging if member in record.isr and member not in dropped]
+        return dropped | dict.fromkeys(lagging[: max(0, spare)], "lags")
 
     def _joining(self, state: ReplicaState, now_ms: int) -> FollowerProgress | None:
         """Return a follower that may join the ISR now: caught up (H17), without old lag, its back-off over."""
@@ -432,13 +432,13 @@ class Leader:
         if record.elr and not too_few_in_sync(record):
             self.write(replace(record, elr=frozenset()), effects, now_ms)
             return True
-        leaving = self._leaving(record)
-        if leaving:
+        dropped = self._to_drop(record)
+        if dropped:
             self.stalled, self.lagging = frozenset(), ()
-            for member in leaving:
-                self.rejoin_backoff.leaves(member.node, now_ms, leaving[member])
-            why = ", ".join(f"{member.node} {reason}" for member, reason in leaving.items())
-            left = replace(drop_members(record, frozenset(leaving)), reason=f"out of sync: {why}")
+            for member in dropped:
+                self.rejoin_backoff.leaves(member.node, now_ms, dropped[member])
+            why = ", ".join(f"{member.node} {reason}" for member, reason in dropped.items())
+            left = replace(drop_members(record, frozenset(dropped)), reason=f"out of sync: {why}")
             self.write(left, effects, now_ms)
             return True
         follower = self._joining(state, now_ms)

@@ -235,7 +235,7 @@ class Clusters:
                 for node in self.by_name[cluster].nodes.values()
                 for link in ask(node.admin, "GET", "/admin/sink")["sinks"]
             ]
-            return all(link["state"] in ("suspended", "leaving") and not link["running"] for link in links)
+            return all(link["state"] in ("suspended", "ending") and not link["running"] for link in links)
 
         eventually("the sink rests", still)
 

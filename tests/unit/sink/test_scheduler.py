@@ -44,7 +44,7 @@ def test_the_scheduler_keeps_its_invariants_under_any_order_of_results(seed: int
                 mine = [run for run in running if run[0] == name]
                 assert (name, slot) not in running
                 assert not scheduler.suspended(name)
-                assert not scheduler.leaving(name)
+                assert not scheduler.ending(name)
                 assert not (failing[name] and mine)
                 assert busy[name] or all(run in pushing for run in mine), "one slot waits for all"
                 running.append((name, slot))

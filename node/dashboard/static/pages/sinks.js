@@ -325,7 +325,7 @@ function sorted(values) {
 // -- links ------------------------------------------------------------------------------------------------------------
 
 /** @type {Record<string, import("../js/badge.js").Tone>} */
-const LINK_TONES = { waiting: "busy", holding: "warn", starting: "busy", leaving: "busy" };
+const LINK_TONES = { waiting: "busy", holding: "warn", starting: "busy", ending: "busy" };
 
 /**
  * @param {Link[]} links
