@@ -66,10 +66,10 @@ TOGETHER: Final = re.compile(
     r"|tests/component/node/test_metrics\.py"
     r"|tests/component/client/test_\w+\.py"
     r"|tests/project/test_(conventions|docs_site|packaging|client_distribution|client_page)\.py"
-    r"|tests/system/dashboard/"
+    r"|tests/(system/dashboard|spark)/"
 )
 """Tests of a file that stay in one process: some check totals of the others, others share fixtures that are slow to
-make.
+make, or continue what the tests before did to them.
 
 xdist's own marker for that, xdist_group, has no effect with pytest 9.2, which keeps node ids elsewhere.
 """
