@@ -89,14 +89,16 @@ def _state(
     if gap is not None:
         because = f": {gap.reason}" if gap.reason else ""
         return "gap", f"given up ({gap.what}{f' by {gap.by}' if gap.by else ''}{because})", None
-    # What the queue has passed it may have passed as another cluster's, and would read as ours now.
-    if not window.origins.eligible(change.origin if where == "acknowledged" else offered.origin):
+    start = _start_reason(queue, window.partition, change) if where == "acknowledged" else ""
+    # What an earlier window has passed it may have passed as another cluster's, and this one would read it as ours.
+    before = where == "acknowledged" and offset < window.begin
+    if not window.origins.eligible(change.origin if before and not start else offered.origin):
         if change.origin == window.origins.owner:
             return "from-owner", f"it was written in {_owner_name(queue)}, to which it is not sent back", None
         unsure = "; whether it was sent for the write of this cluster that it holds is not known any more"
         told = "it was written in another cluster, and the queue does not cascade"
         return "origin", told + unsure * (offered.origin != change.origin), None
-    if where == "acknowledged" and (start := _start_reason(queue, window.partition, change)):
+    if start:
         return "before", start, None
     if where == "acknowledged":
         return where, f"acknowledged below offset {window.cursor}; the change is at {offset}", None

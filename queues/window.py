@@ -105,9 +105,9 @@ class Window:
         "_awaited_row", "_blocked", "_bucket_rule", "_claimed_end", "_discarding", "_fresh", "_in_flight",
         "_last_served", "_moved", "_pending_gaps", "_refill_goal", "_refused_gaps", "_returned", "_served",
         "_settled_places", "_settled_rows", "_skip_ranges", "_skip_rows", "_tail", "_undecoded_count", "_waiting",
-        "applied", "backfill_end", "base", "bucket_type", "budget", "complete_from", "cursor", "damage_listener",
-        "held_back", "key_range", "ledger", "ledger_started", "origins", "owner_version", "partition", "reading",
-        "refilling", "saved", "scan", "state", "tracking", "unreadable", "waiting",
+        "applied", "backfill_end", "base", "begin", "bucket_type", "budget", "complete_from", "cursor",
+        "damage_listener", "held_back", "key_range", "ledger", "ledger_started", "origins", "owner_version",
+        "partition", "reading", "refilling", "saved", "scan", "state", "tracking", "unreadable", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +131,8 @@ class Window:
         self.base = position.base
         """Offset of the CURSOR entry under which the window stands; `state` is its content."""
         self.state = position.state
+        self.begin = position.cursor
+        """What lies below it an earlier window has passed."""
         self.cursor = self.saved = position.cursor
         """`saved` is the newest cursor that was written as a soft cursor."""
         self.scan = position.cursor

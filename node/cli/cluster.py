@@ -12,6 +12,7 @@ import click
 
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.cluster_adopt import adopt_command
+from isthmus.node.cli.described_table import table_of
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import (
     Row,
@@ -28,9 +29,9 @@ from isthmus.node.cli.output import (
     objects_in,
     value_or_nothing,
 )
-from isthmus.node.cli.reassignment import NODES
 from isthmus.node.cli.rolling_restart import rolling_restart, wait_command
 from isthmus.node.cli.unsafe_recovery import reseed
+from isthmus.node.nouns.node import NodeRow
 
 
 @click.group("cluster")
@@ -44,7 +45,7 @@ for command in (adopt_command, reseed, wait_command, rolling_restart):
 
 # --- status ---
 
-STATES: Final = TableSpec(*(each for each in NODES.columns if each.heading != "reason"))
+STATES: Final = table_of(NodeRow, without={"reason"})
 """Nodes without the reasons of their states, which stand among the problems."""
 ACTORS: Final = TableSpec("actor", column("state", state=True), column("reason", value_or_nothing("reason"), text=True))
 NOT_ONLINE: Final = ("election", "candidate_found", "offline")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -11,14 +11,14 @@ from isthmus.node.cli.output import Column, Row, TableSpec, moment
 from isthmus.node.nouns.description import TableColumn, columns_of
 
 
-def table_of(row: type[msgspec.Struct], *only: str, **cells: Callable[[Row], Any]) -> TableSpec:
-    """The columns that the description of a noun's rows gives them, in the order of the fields; of `only` these fields.
+def table_of(row: type[msgspec.Struct], *, without: Collection[str] = (), **cells: Callable[[Row], Any]) -> TableSpec:
+    """The columns that the description of a noun's rows gives them, in the order of the fields, but for some.
 
     `cells`: field -> what its cell has, where a command joins it from other fields."""
     described = dict(columns_of(row))
     for name, cell in cells.items():
         described[name] = described[name]._replace(shown=cell)
-    return TableSpec(*(_column(name, each) for name, each in described.items() if not only or name in only))
+    return TableSpec(*(_column(name, each) for name, each in described.items() if name not in without))
 
 
 def _column(name: str, described: TableColumn) -> Column:

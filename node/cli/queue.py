@@ -93,7 +93,7 @@ def _suspensions(queue: Row) -> Iterator[dict[str, Any]]:
             return
 
 
-QUEUES: Final = table_of(QueueShare, oldest_age_ms=_oldest_age, reason=_reason)
+QUEUES: Final = table_of(QueueShare, without={"partitions"}, oldest_age_ms=_oldest_age, reason=_reason)
 
 
 @queue_group.command("list", short_help="Every queue on every node: owner, what waits.")
@@ -183,9 +183,8 @@ OF_ONE_NODE: Final = (
 """Facts that differ between the nodes of a queue."""
 
 SHARES: Final = table_of(
-    QueueShare, "node", "partitions", "waiting", "in_flight", "oldest_age_ms", "publishing", "serving", "reason",
-    oldest_age_ms=_oldest_age, reason=_reason,
-)  # fmt: skip
+    QueueShare, without={"name", "filter", "owner", "priorities"}, oldest_age_ms=_oldest_age, reason=_reason
+)
 
 
 def _sum_of(rows: Sequence[Row], silent: Mapping[str, Any], key: str) -> int | None:

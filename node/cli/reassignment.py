@@ -307,7 +307,7 @@ def _heading(order: Row) -> str:
 
 # --- node list ---
 
-NODES: Final = table_of(NodeRow)
+NODES: Final = table_of(NodeRow, without={"http", "admin", "cluster"})
 
 
 @click.command("list", short_help="Every node: what it holds and leads, whether it lives.")

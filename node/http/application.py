@@ -375,6 +375,8 @@ class HttpApplication:
         """Records acts; None: nothing is recorded."""
         self._late: OrderedSet[asyncio.Future[Any]] = OrderedSet()
         """Work of requests whose client has its refusal already (`_in_time`)."""
+        self._lingering: OrderedSet[asyncio.Timeout] = OrderedSet()
+        """Refused bodies whose rest is awaited (`_refuse_unread`)."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
@@ -439,6 +441,8 @@ class HttpApplication:
         """The node is stopping: end long waits, and work that nobody waits for."""
         for work in self._late:
             work.cancel()
+        for limit in self._lingering:
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Find the handler, call it, send what it returns. Raises what `__call__` turns into refusals."""
@@ -548,11 +552,15 @@ class HttpApplication:
         headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
+        limit = asyncio.timeout(LINGER_S)
+        self._lingering.add(limit)
         try:
-            async with asyncio.timeout(LINGER_S):
+            async with limit:
                 await _discard(receive)
         except TimeoutError:
             pass
+        finally:
+            self._lingering.discard(limit)
         await send({"type": "http.response.body", "body": b""})
 
     async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:

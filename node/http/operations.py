@@ -228,11 +228,12 @@ def _of_nouns() -> Iterator[tuple[tuple[str, str], OperationSpec]]:
         for method, path, answers in noun.answers():
             forms = [ref(answer.__name__) for answer in answers]
             usual = _ASKED if method == "GET" else _PUSHED
-            query = {name: {**_TEXT_VALUE, "description": words} for name, words in noun.parameters.items()}
+            parameters = noun.parameters_of(method, path)
+            query = {name: {**_TEXT_VALUE, "description": words} for name, words in parameters.items()}
             yield (
                 (method, path),
                 usual._replace(
-                    query=query if method == "GET" else {},
+                    query=query,
                     answers={200: {_JSON: {"oneOf": forms} if forms[1:] else forms[0]}},
                 ),
             )

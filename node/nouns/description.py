@@ -71,8 +71,8 @@ class Act:
 class DescribedNoun:
     """What GET {path} lists, and GET {path}/{key} shows one of.
 
-    `listing`, `one`: what they answer, None where there is no such route; `row`: of the listing. `parameters`: of both,
-    name -> meaning. `views`: name -> what GET {path}/{name} answers.
+    `listing`, `one`: what they answer, None where there is no such route; `row`: of the listing. `parameters`: of the
+    listing, `one_parameters`: of one, name -> meaning. `views`: name -> what GET {path}/{name} answers.
     """
 
     name: str
@@ -83,6 +83,7 @@ class DescribedNoun:
     one: type[msgspec.Struct] | None
     acts: tuple[Act, ...]
     parameters: Mapping[str, str] = field(default_factory=dict)
+    one_parameters: Mapping[str, str] = field(default_factory=dict)
     views: Mapping[str, type[msgspec.Struct]] = field(default_factory=dict)
 
     @property
@@ -94,6 +95,12 @@ class DescribedNoun:
         """The path of an act."""
         path = self.path if act.of_all else self.item_path
         return f"{path}/{act.verb}" if act.verb else path
+
+    def parameters_of(self, method: str, path: str) -> Mapping[str, str]:
+        """The query parameters of a route, name -> meaning."""
+        return {("GET", self.path): self.parameters, ("GET", self.item_path): self.one_parameters}.get(
+            (method, path), {}
+        )
 
     def answers(self) -> Iterator[tuple[str, str, tuple[type[msgspec.Struct], ...]]]:
         """(method, path, forms of the answer) of each route."""

@@ -88,6 +88,8 @@ class ChangeOptionRequest(AuditedRequest, frozen=True, kw_only=True):
 SET: Final = Act("set", ChangeOptionRequest, OptionChange, "set option {option}")
 UNSET_IT: Final = Act("unset", ChangeOptionRequest, OptionChange, "unset option {option}")
 
+_OF_TYPE: Final = {"bucket_type": "The values of this bucket type."}
+
 OPTION: Final = DescribedNoun(
     "option",
     path="/admin/options",
@@ -96,5 +98,6 @@ OPTION: Final = DescribedNoun(
     listing=OptionList,
     one=OptionList,
     acts=(SET, UNSET_IT),
-    parameters={"bucket_type": "The values of this bucket type."},
+    parameters=_OF_TYPE,
+    one_parameters=_OF_TYPE,
 )

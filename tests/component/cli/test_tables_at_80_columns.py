@@ -153,7 +153,7 @@ east-1  to-west  west   15       unknown  ! suspended  serving suspended: disk
 east-2  to-west  west   15       unknown  ! suspended  serving suspended: disk
                                                        swap (by ann@ops,
                                                        2026-02-02 02:40:00Z)
--o wide has more: LED, FILTER, REPAIRS, IN FLIGHT, PUBLISHING
+-o wide has more: FILTER, REPAIRS, IN FLIGHT, PUBLISHING
 """,
     ("lag",): """\
 CLUSTER  QUEUE    TYPE     SECONDS  OBJECTS  BYTES  REASON

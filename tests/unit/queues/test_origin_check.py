@@ -100,6 +100,8 @@ async def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown()
         }
         assert states == {b"a": "not-read", b"b": "origin"}
         assert await queue_node.drain() == [b"a"]
+        (said,) = queue_node.acts.explain(KEY, P, rows[b"a"])["queues"]
+        assert said["state"] == "acknowledged", "this window has read it as ours"
         await queue_node.eventually(lambda: all(window.contiguous for window in queue.machine.windows.values()))
         ledger = await queue_node.acts.ledger("q")
         assert ledger["closes"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from isthmus.config.settings import PeerSettings
+from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import BadInput, CodecError, LocalFault
 from isthmus.sink import peers
 from isthmus.sink.backoff import CycleResult, Delays
@@ -158,3 +160,18 @@ def test_settings_of_peers_round_trip() -> None:
             peers.decode(json.dumps({"peers": [row]}).encode())
     with pytest.raises(CodecError):
         peers.decode(b'{"workers": [{"queue": "q", "workers": 0}]}')
+
+
+def test_a_filter_that_one_node_of_a_queue_has_told_is_the_queues() -> None:
+    """A node that has not told its filter yet does not make the queue unknown; one of which no node has told is."""
+    cluster, other = b"c" * 16, b"o" * 16
+    filters = {"p": (None, parse_filter("!buckettype:t")), "q": (None, None), "r": (parse_filter("any"),)}
+    links = {
+        LinkName(queue, f"http://{number}"): SimpleNamespace(
+            cluster=other if queue == "r" else cluster, source_filter=told
+        )
+        for queue, of_links in filters.items()
+        for number, told in enumerate(of_links)
+    }
+    sink: Any = SimpleNamespace(_pool=SimpleNamespace(links=links))
+    assert [None if one is None else str(one) for one in Sink.source_filters(sink, cluster)] == ["!buckettype:t", None]

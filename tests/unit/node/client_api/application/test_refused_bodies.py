@@ -118,14 +118,14 @@ async def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("pause_s", "lasts_s"),
-    [(1.0, 20.0), (LINGER_PAUSE_S + 1, LINGER_PAUSE_S), (LINGER_PAUSE_S / 2, LINGER_S)],
-    ids=["slowly", "it falls silent", "for ever"],
+    [(1.0, 20.0), (LINGER_PAUSE_S + 1, LINGER_PAUSE_S), (LINGER_PAUSE_S / 2, LINGER_S), (1.0, 5.0)],
+    ids=["slowly", "it falls silent", "for ever", "until the node stops"],
 )
 async def test_the_rest_of_a_refused_body_is_awaited_while_it_comes(
     client_api: Any, pause_s: float, lasts_s: float
 ) -> None:
     """A client that sends slowly reads the refusal, whatever a busy machine makes of its pace; one that falls silent,
-    or never ends, is closed."""
+    or never ends, is closed, and so are all when the node stops."""
     loop = asyncio.get_running_loop()
     client_api.app.budget.limit_bytes = 1
     pieces = 21
@@ -136,13 +136,15 @@ async def test_the_rest_of_a_refused_body_is_awaited_while_it_comes(
         pieces -= 1
         if pieces < 20:
             await asyncio.sleep(pause_s)
-        return {"type": "http.request", "body": b"v" * 10, "more_body": pieces > 0 or lasts_s == LINGER_S}
+        return {"type": "http.request", "body": b"v" * 10, "more_body": pieces > 0 or lasts_s in (5.0, LINGER_S)}
 
     ended: list[bool] = []
 
     async def send(message: dict[str, Any]) -> None:
         ended.append(message["type"] == "http.response.body" and not message.get("more_body"))
 
+    if lasts_s == 5.0:
+        loop.call_later(lasts_s, client_api.app.stop)
     headers = [(b"content-type", b"text/plain")]
     scope = {"method": "PUT", "raw_path": b"/buckets/b/keys/k", "headers": headers, "query_string": b""}
     await client_api.app(scope, receive, send)
