@@ -21,6 +21,9 @@ from isthmus.client.steps import Endpoint, NoAnswer, Operation, Request, Respons
 
 log = logging.getLogger("isthmus.client")
 
+TOO_LARGE: Final = 413
+"""The status of a request that is over a limit of the node, which depends on the request alone."""
+
 PAUSE_FIRST_S: Final = 0.05
 """Pause before the second attempt, doubled with each further one; an election takes a fraction of a second."""
 PAUSE_MAX_S: Final = 2.0
@@ -100,6 +103,7 @@ class Exchange:
         tried: set[Endpoint] = set()
         failure: ClientError | None = None
         uncertain: ClientError | None = None
+        uncertain_at: set[Endpoint] = set()
         begun_s = self.now_s()
         wait_s: float | None = 0.0
         for attempt in range(self.limits.attempts):
@@ -120,10 +124,13 @@ class Exchange:
             if verdict is Verdict.DONE:
                 assert isinstance(answer, Response)
                 return answer
-            if verdict is Verdict.FINAL and (uncertain is None or isinstance(found, Conflict)):
+            # A node that finds the request too large has not taken it before either.
+            was_refused = found.status == TOO_LARGE and uncertain_at == {node}
+            if verdict is Verdict.FINAL and (uncertain is None or isinstance(found, Conflict) or was_refused):
                 raise found
             if verdict is Verdict.UNCERTAIN and request_id is not None:
                 uncertain = failure = found
+                uncertain_at.add(node)
             elif failure is None or not self._says_nothing(answer, left_s, deadline_s - begun_s):
                 failure = found
             tried.add(node)

@@ -144,8 +144,10 @@ reader causes one counted copy, without a second one in the transport's buffer."
 LINGER_BYTES: Final = 128 * 1000 * 1000
 LINGER_PAUSE_S: Final = 3.0
 LINGER_S: Final = 30.0
-"""Bytes, pause and time for which the rest of a refused body is read and discarded: clients that send everything before
-they read would see a reset instead of the refusal. Beyond one of them, the connection is closed."""
+LINGER_WAITS: Final = 6
+"""Bytes, pause (in so many waits) and time for which the rest of a refused body is read and discarded: clients that
+send everything before they read would see a reset instead of the refusal. Beyond one of them, the connection is
+closed."""
 
 JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
 """Largest JSON body (operators' requests); above it 413."""
@@ -584,11 +586,23 @@ class HttpApplication:
 async def _discard(receive: Receive) -> None:
     size = 0
     while size <= LINGER_BYTES:
-        async with asyncio.timeout(LINGER_PAUSE_S):
-            message = await receive()
+        message = await _within_pause(receive)
         if message["type"] != "http.request" or not message["more_body"]:
             return
         size += len(message["body"])
+
+
+async def _within_pause(receive: Receive) -> Message:
+    """The next message. Raises TimeoutError when none comes for LINGER_PAUSE_S, in short waits: of one long wait the
+    end would come first where this process itself did not run for so long, before what has arrived meanwhile."""
+    for _ in range(LINGER_WAITS - 1):
+        try:
+            async with asyncio.timeout(LINGER_PAUSE_S / LINGER_WAITS):
+                return await receive()
+        except TimeoutError:
+            continue
+    async with asyncio.timeout(LINGER_PAUSE_S / LINGER_WAITS):
+        return await receive()
 
 
 async def _until_gone(receive: Receive) -> None:

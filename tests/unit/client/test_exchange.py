@@ -140,6 +140,15 @@ def test_closing_after_a_lost_answer_leaves_the_outcome_unknown(routing: bool, s
             call(closing(first))
 
 
+def test_a_request_that_is_too_large_has_not_taken_effect_before_either() -> None:
+    """A node whose answer was lost, as by a connection that broke amid a large body, and which then finds the request
+    too large, had refused it; another node's limits may differ."""
+    with pytest.raises(BadRequest, match="too-large"):
+        write(ScriptedCluster(SILENT, refusal(413, "too-large"), seeds=(A,)))
+    with pytest.raises(OutcomeUnknown):
+        write(ScriptedCluster(SILENT, refusal(413, "too-large")))
+
+
 def test_a_refusal_after_a_lost_answer_leaves_the_outcome_unknown() -> None:
     """The refusal is of the repetition: the first attempt may have taken effect."""
     cluster = ScriptedCluster(SILENT, refusal(403, "forbidden"))

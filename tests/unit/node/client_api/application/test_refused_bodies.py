@@ -129,13 +129,12 @@ async def test_the_rest_of_a_refused_body_is_awaited_while_it_comes(
     loop = asyncio.get_running_loop()
     client_api.app.budget.limit_bytes = 1
     pieces = 21
-    began_s = loop.time()
+    began_s = due_s = loop.time()
 
-    async def receive() -> dict[str, Any]:
-        nonlocal pieces
-        pieces -= 1
-        if pieces < 20:
-            await asyncio.sleep(pause_s)
+    async def receive() -> dict[str, Any]:  # as a connection's: what is not taken in time is taken later
+        nonlocal pieces, due_s
+        await asyncio.sleep(due_s - loop.time())
+        pieces, due_s = pieces - 1, due_s + pause_s
         return {"type": "http.request", "body": b"v" * 10, "more_body": pieces > 0 or lasts_s in (5.0, LINGER_S)}
 
     ended: list[bool] = []
