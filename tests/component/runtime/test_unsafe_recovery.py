@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
+from isthmus.node.admin_api.partitions import PartitionsAdmin
 from isthmus.node.http.application import HttpApplication
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
@@ -56,7 +56,7 @@ async def ask(cluster: Cluster, member: Node, path: str, wish: dict[str, Any]) -
 
     face = HttpApplication()
     services = SimpleNamespace(controller=member.controller, query=query_of(member))
-    UnsafeRecoveryAdmin(services, face.router)  # type: ignore[arg-type]
+    PartitionsAdmin(services, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
