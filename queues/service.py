@@ -3,7 +3,8 @@
 This module decides what concerns all queues of the node: which queues there are, which partitions are led here, who may
 fetch, and what the metastore documents contain. `applied` runs on the write path and never waits. Go on with
 `queues.queue_server` (serves one queue), `queues.source_queue` (its state machine), `queues.cursor_keeper` (cursors),
-`queues.admin` (operators' acts), `queues.status` (listings). The other end of a fetch is `sink`.
+`queues.admin` (operators' acts), `queues.status` (reasons, ledgers, samples); `node.services.queue_listing` lists them.
+The other end of a fetch is `sink`.
 """
 
 from __future__ import annotations

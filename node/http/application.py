@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -595,14 +595,11 @@ async def _discard(receive: Receive) -> None:
 async def _within_pause(receive: Receive) -> Message:
     """The next message. Raises TimeoutError when none comes for LINGER_PAUSE_S, in short waits: of one long wait the
     end would come first where this process itself did not run for so long, before what has arrived meanwhile."""
-    for _ in range(LINGER_WAITS - 1):
-        try:
+    for _ in range(LINGER_WAITS):
+        with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_PAUSE_S / LINGER_WAITS):
                 return await receive()
-        except TimeoutError:
-            continue
-    async with asyncio.timeout(LINGER_PAUSE_S / LINGER_WAITS):
-        return await receive()
+    raise TimeoutError
 
 
 async def _until_gone(receive: Receive) -> None:
