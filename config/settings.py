@@ -38,6 +38,9 @@ SECOND: Final = 1_000
 MINUTE: Final = 60 * SECOND
 HOUR: Final = 60 * MINUTE
 
+SINK_WORKERS_MAX: Final = 256
+"""Most workers of a node's sink: each waits for a connection of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
@@ -155,11 +158,11 @@ class SinkSettings:
 
     peers: tuple[PeerSettings, ...] = ()
 
-    workers: Annotated[int, ValueRange(1, 256)] = 24
+    workers: Annotated[int, ValueRange(1, SINK_WORKERS_MAX)] = 24
     """How many fetches and pushes may run at once; most of them wait for something to come. Riak has as many threads.
     `isthmus sink set-workers` changes it live."""
 
-    peer_limit_count: Annotated[int, ValueRange(0, 256)] = 0
+    peer_limit_count: Annotated[int, ValueRange(0, SINK_WORKERS_MAX)] = 0
     """Workers that may be busy with one peer; 0: an equal share for each peer. A peer that hangs holds no more."""
 
     batch_count: Annotated[int, ValueRange(1, 100_000)] = 512

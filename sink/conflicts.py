@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -177,16 +177,3 @@ class Conflicts:
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
             with contextlib.suppress(OSError):
                 self._path.unlink()
-
-
-def conflict_as_dict(one: SiblingConflict) -> dict[str, Any]:
-    """For listings, without the clocks; bytes that are no text are escaped."""
-    return {
-        "at_ms": one.at_ms,
-        "queue": one.queue,
-        "peer": one.peer,
-        "source_cluster": one.source_name,
-        "source_uuid": one.source.hex(),
-        "key": [part.decode("utf-8", "backslashreplace") for part in one.key],
-        "siblings": one.siblings,
-    }

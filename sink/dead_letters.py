@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import structlog
 
@@ -76,24 +75,6 @@ class DeadLetter:
     payload: bytes | None
     tries: int = 1
     id: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """For listings. In `key` bytes that are no text are escaped, so that different names may look alike; in
-        `key_encoded` names are percent-encoded."""
-        return {
-            "id": self.id,
-            "at_ms": self.at_ms,
-            "queue": self.queue,
-            "peer": self.peer,
-            "source_cluster": self.source_name,
-            "key": [part.decode("utf-8", "backslashreplace") for part in self.key],
-            "key_encoded": [quote(part, safe="") for part in self.key],
-            "reason": self.reason,
-            "error": self.error,
-            "size_bytes": self.size,
-            "object_kept": self.payload is not None,
-            "tries": self.tries,
-        }
 
 
 class DeadLetters:

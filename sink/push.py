@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from isthmus.queues.window_rules import Item
 from isthmus.repl.model.keys import Key
@@ -89,31 +89,22 @@ class SourceCounters:
         self.cluster_name = cluster_name
         self.queue = queue
         self.last_batch_ms: int | None = None
-        self._outcomes: Counter[PushOutcome] = Counter()
-        self._fetched = 0
-        self._fetched_bytes = 0
+        self.outcomes: Counter[PushOutcome] = Counter()
+        self.fetched_count = 0
+        self.fetched_bytes = 0
 
     def fetched(self, count: int, size: int) -> None:
         """Count a batch that was fetched."""
-        self._fetched += count
-        self._fetched_bytes += size
+        self.fetched_count += count
+        self.fetched_bytes += size
 
     def pushed(self, outcomes: Mapping[PushOutcome, int], now_ms: int) -> None:
         """Count the outcomes of a batch."""
         for outcome, count in outcomes.items():
-            self._outcomes[outcome] += count
+            self.outcomes[outcome] += count
         self.last_batch_ms = now_ms
 
-    def as_dict(self) -> dict[str, Any]:
-        """For listings: fetched = applied + merged + superseded + rejected + failed + under way."""
-        outcomes, fetched = self._outcomes, self._fetched
-        return {
-            "source_cluster": self.cluster_name,
-            "source_uuid": self.cluster.hex(),
-            "queue": self.queue,
-            "fetched": fetched,
-            "fetched_bytes": self._fetched_bytes,
-            **{outcome.value: outcomes[outcome] for outcome in PushOutcome},
-            "under_way": fetched - outcomes.total(),
-            "last_batch_ms": self.last_batch_ms,
-        }
+    @property
+    def under_way(self) -> int:
+        """Changes that were fetched and whose outcome is not known yet."""
+        return self.fetched_count - self.outcomes.total()

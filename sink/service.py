@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from isthmus.config.settings import PeerSettings, SinkSettings
+from isthmus.config.settings import SINK_WORKERS_MAX, PeerSettings, SinkSettings
 from isthmus.config.text import clause, quantity
 from isthmus.queues.filters import Filter
 from isthmus.queues.rate_limit import Rates
@@ -36,14 +36,14 @@ from isthmus.sink import status as listing
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.counter_exchange import CounterExchange
 from isthmus.sink.dead_letter_retry import DeadLetterRetry
-from isthmus.sink.dead_letters import DeadLetters
+from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.discovery import LinkTarget, PassedOver
 from isthmus.sink.fetch import LocalCluster
 from isthmus.sink.limits import ALL_NODES, EffectiveLimits, SinkLimits
 from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers
 from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
-from isthmus.sink.status import FetchedLag
+from isthmus.sink.status import FetchedLag, LinkState, SinkState
 from isthmus.sink.suspensions import SinkSuspension
 from isthmus.sink.traces import SinkTraces
 from isthmus.sink.worker import Link, SinkContext
@@ -58,9 +58,6 @@ STOP_PUSH_S: Final = 10.0
 
 LETTERS_INTERVAL_S: Final = 5.0
 """Interval at which dead letters are checked, and peers are added whose former link has ended."""
-
-WORKERS_MAX: Final = 256
-"""Most workers of a node, as in the config."""
 
 DISCOVERY_THREADS: Final = 16
 """Seeds that are asked for their live nodes at once, each in a thread: with more seeds that do not answer, a round
@@ -330,8 +327,8 @@ class Sink:
         """Set the limits of `new` that are not None on `node` (None: on all), or with `forget` let the config
         count again. Raises BadInput, NotReady."""
         self._check_named(None, None, node)
-        if new.workers is not None and not 1 <= new.workers <= WORKERS_MAX and not forget:
-            raise BadInput(f"{new.workers} workers: from 1 to {WORKERS_MAX} are possible")
+        if new.workers is not None and not 1 <= new.workers <= SINK_WORKERS_MAX and not forget:
+            raise BadInput(f"{new.workers} workers: from 1 to {SINK_WORKERS_MAX} are possible")
         where = node or ALL_NODES
         with repeatable():
             await self._limits.change(
@@ -370,7 +367,7 @@ class Sink:
     def _apply_limits(self, entries: limits.Entries) -> None:
         self._pool.suspend(self)
         self._effective_limits = now = limits.limits_for(self._node, entries, self._default_limits)
-        workers = max(1, min(WORKERS_MAX, now.workers))
+        workers = max(1, min(SINK_WORKERS_MAX, now.workers))
         self._pool.limit(workers, now.peer_limit, Rates(now.bytes_per_second, now.objects_per_second))
 
     # ---------------------------------------------------------------- peers
@@ -463,28 +460,23 @@ class Sink:
 
     # ---------------------------------------------------------------- dead letters and conflicts
 
-    async def dead_letters(self) -> list[dict[str, Any]]:
+    async def dead_letters(self) -> list[DeadLetter]:
         """Changes that were refused permanently, the oldest first. Raises LocalFault."""
-        loop = asyncio.get_running_loop()
-        return [letter.as_dict() for letter in await loop.run_in_executor(None, self._letters.letters)]
+        return await asyncio.get_running_loop().run_in_executor(None, self._letters.letters)
 
-    async def dead_letter_page(self, after: int, limit: int) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+    async def dead_letter_page(self, after: int, limit: int) -> tuple[list[DeadLetter], tuple[int, int]]:
         """The oldest dead letters with numbers above `after`, at most `limit`; how many are kept, and how many were
         given up. Raises LocalFault."""
-        found, counts = await asyncio.get_running_loop().run_in_executor(None, self._letters.page, after, limit)
-        return [letter.as_dict() for letter in found], counts
+        return await asyncio.get_running_loop().run_in_executor(None, self._letters.page, after, limit)
 
-    async def dead_letters_of(self, key: Key) -> list[dict[str, Any]]:
+    async def dead_letters_of(self, key: Key) -> list[DeadLetter]:
         """The dead letters of one key. Raises LocalFault."""
-        loop = asyncio.get_running_loop()
-        return [letter.as_dict() for letter in await loop.run_in_executor(None, self._letters.of_key, key)]
+        return await asyncio.get_running_loop().run_in_executor(None, self._letters.of_key, key)
 
-    async def conflicts(self, count: int) -> dict[str, Any]:
-        """The newest writes that were concurrent with ours, newest first: {"conflicts", "noted", "dropped", "limit"};
-        the numbers count since the node started, `dropped` those that were too many."""
-        kept = self._conflicts
-        return {"conflicts": await kept.newest(count), "noted": kept.noted, "dropped": kept.dropped,
-                "limit": kept.limit_count}  # fmt: skip
+    @property
+    def conflicts(self) -> Conflicts:
+        """Changes that were concurrent with what was here."""
+        return self._conflicts
 
     async def drop_dead_letters(self, numbers: Sequence[int] | None) -> int:
         """Remove these (None: all); returns how many there were. Raises LocalFault."""
@@ -560,40 +552,45 @@ class Sink:
         nodes = f"{len(urls)} nodes" if len(urls) > 1 else "a node"
         return f"nothing is fetched from {nodes} of {first.cluster_name} ({listing.some(urls)}): {first.reason}"
 
-    def listing(self) -> list[dict[str, Any]]:
-        """One row per link, and one per node that is passed over."""
-        now_ms, binding = self._time.wall_ms(), self._pool.as_dict()["throttle"]["binding"] or ""
+    def links(self) -> list[LinkState]:
+        """The state of each link."""
+        now_ms, binding = self._time.wall_ms(), self._pool.throttled()["binding"] or ""
+        return [self._link_state(name, link, now_ms, binding) for name, link in self._pool.links.items()]
 
-        def row(name: LinkName, link: Link) -> dict[str, Any]:
-            held = self._suspension_of(name)
-            return listing.row(link, self._pool.scheduler, held, now_ms, origin=self._origin_of(name), binding=binding)
-
-        rows = [row(name, link) for name, link in self._pool.links.items()]
-        return [*rows, *(listing.passed_row(one) for _, one in sorted(self._passed.items()))]
-
-    def _origin_of(self, name: LinkName) -> dict[str, Any]:
-        """Where a link comes from: "config", "operator" (who, when and why) or "discovery"."""
+    def _link_state(self, name: LinkName, link: Link, now_ms: int, binding: str) -> LinkState:
         entry = self._seed_entries.get(name)
-        if entry is not None:
-            return {"from": "operator", "set": {"by": entry.by, "at_ms": entry.at_ms, "reason": entry.reason}}
-        return {"from": "config" if name in self._seeds else "discovery", "set": None}
+        return listing.link_state(
+            link,
+            self._pool.scheduler,
+            self._suspension_of(name),
+            now_ms,
+            origin="operator" if entry is not None else "config" if name in self._seeds else "discovery",
+            entry=entry,
+            binding=binding,
+        )
 
-    def overview(self) -> dict[str, Any]:
-        """The node's sink as a whole: workers, throttle, counters per source cluster, dead letters."""
-        set_by = self._effective_limits.set_by
-        kept, overflowed = self._letters.counts() or (None, None)
-        return {
-            "node": self._node,
-            **self.status(),
-            **self._pool.as_dict(),
-            "limits_set": None if set_by is None else {"by": set_by.by, "at_ms": set_by.at_ms, "reason": set_by.reason},
-            "sources": [counters.as_dict() for counters in list(self._sources.values())],
-            "dead_letters": {"kept": kept, "given_up": overflowed},
-            "suspensions": [s.as_dict() for s in self._suspensions.value],
-            "peers_set": [msgspec.to_builtins(one) for one in self._peers.value.peers],
-            "queue_workers_set": [msgspec.to_builtins(one) for one in self._peers.value.workers],
-            "peers_unusable": [{"queue": n.queue, "url": n.peer, "reason": why} for n, why in self._unusable.items()],
-        }
+    def state(self) -> SinkState:
+        """Links, workers, limits, counters per source cluster, dead letters, and what operators have set."""
+        status = self.status()
+        return SinkState(
+            status["state"],
+            status["reason"],
+            self.links(),
+            [one for _, one in sorted(self._passed.items())],
+            self._pool.scheduler,
+            self._pool.throttled(),
+            self._effective_limits.set_by,
+            self.sources(),
+            self._letters.counts(),
+            self._suspensions.value,
+            self._peers.value.peers,
+            self._peers.value.workers,
+            self._unusable,
+        )
+
+    def sources(self) -> list[SourceCounters]:
+        """The counters of each source cluster's queue."""
+        return list(self._sources.values())
 
     def source_filters(self, cluster: bytes) -> list[Filter | None]:
         """The filters of the queues that this node's links fetch from the cluster of that uuid, as far as it has
@@ -620,7 +617,7 @@ class Sink:
         if not self._seeds:
             return []
         now_ms, scheduler = self._time.wall_ms(), self._pool.scheduler
-        whole = listing.overall(self._pool.as_dict(), self._letters.counts())
+        whole = listing.overall(scheduler, self._pool.throttled(), self._letters.counts())
         whole.append(("isthmus_sink_peers_passed_over", {}, len({name.peer for name in self._passed})))
         return [
             sample

@@ -1,18 +1,22 @@
-"""Status of the sink: one row per link for operators, samples for Prometheus."""
+"""Status of the sink: the state of each link for operators, samples for Prometheus."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from isthmus.config.text import as_it_answered, quantity
 from isthmus.queues.window_rules import Item
 from isthmus.queues.wire import SERVING
 from isthmus.repl.model.requests import PushOutcome
-from isthmus.repl.property_digests import differences_shown, types_of
+from isthmus.repl.property_digests import differences_shown
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.sink.discovery import PassedOver
-from isthmus.sink.scheduler import FetchScheduler
+from isthmus.sink.lag_histogram import LagHistogram
+from isthmus.sink.limits import SinkLimits
+from isthmus.sink.peers import PeerEntry, QueueWorkers
+from isthmus.sink.push import SourceCounters
+from isthmus.sink.scheduler import FetchScheduler, LinkName
 from isthmus.sink.suspensions import SinkSuspension
 from isthmus.sink.worker import Link
 
@@ -107,81 +111,78 @@ def in_a_row(errors: int) -> str:
     return f"{quantity(errors, 'error')} in a row"
 
 
-def row(
+Origin = Literal["config", "operator", "discovery"]
+
+
+class LinkState(NamedTuple):
+    """A link as operators see it."""
+
+    link: Link
+    state: str
+    reason: str
+    suspension: SinkSuspension | None
+    errors_in_a_row: int
+    delay_ms: int
+    """Until its next fetch."""
+    running: int
+    """Fetches and pushes under way."""
+    recent_lag: LagHistogram
+    """Of the last minute."""
+    origin: Origin
+    """Who named the peer."""
+    entry: PeerEntry | None
+    """What an operator set; None: nothing."""
+
+
+class SinkState(NamedTuple):
+    """The sink of a node as operators see it."""
+
+    state: str
+    reason: str
+    links: Sequence[LinkState]
+    passed_over: Sequence[PassedOver]
+    scheduler: FetchScheduler
+    throttle: Mapping[str, Any]
+    """See Throttle.as_dict."""
+    limits_set: SinkLimits | None
+    sources: Sequence[SourceCounters]
+    letters: tuple[int, int] | None
+    """Dead letters that are kept, and that were too many; None: their file cannot be read."""
+    suspensions: Sequence[SinkSuspension]
+    peers_set: Sequence[PeerEntry]
+    workers_set: Sequence[QueueWorkers]
+    unusable: Mapping[LinkName, str]
+    """Peers that this node cannot fetch from, with the reason."""
+
+
+def link_state(
     link: Link,
     scheduler: FetchScheduler,
     suspended: SinkSuspension | None,
     now_ms: int,
     *,
-    origin: Mapping[str, Any],
-    binding: str = "",
-) -> dict[str, Any]:
-    """Row of a link; None where a number is unknown. `origin`: its "from" and "set"."""
+    origin: Origin,
+    entry: PeerEntry | None,
+    binding: str,
+) -> LinkState:
+    """The state of a link at `now_ms` (wall clock); `binding` as for `state_of`."""
     name = link.name
     errors = scheduler.errors(name)
     state, reason = state_of(link, errors, suspended, scheduler.ending(name), now_ms, binding)
     if state == "waiting" and link.last_answer_ms is not None:
         reason = as_it_answered(reason, now_ms - link.last_answer_ms)
-    recent = link.lag.recent(now_ms)
-    counts = link.outcomes
-    return {
-        "queue": name.queue,
-        "peer": name.peer,
-        "source_cluster": link.source_cluster or None,
-        "source_uuid": None if link.cluster is None else link.cluster.hex(),
-        **origin,
-        "since_ms": link.since_ms,
-        "state": state,
-        "properties_differ": types_of(link.properties_differ),
-        "property_differences": [one.row() for one in link.properties_differ],
-        "held_types": [name.decode("utf-8", "backslashreplace") for name in sorted(link.held or ())],
-        "reason": reason,
-        "suspended": None if suspended is None else suspended.as_dict(),
-        "delay_ms": scheduler.delay_ms(name),
-        "errors_in_a_row": errors,
-        "running": scheduler.running(name),
-        **{outcome.value: counts[outcome] for outcome in PushOutcome},
-        "fetches": link.fetches,
-        "batches": link.batches,
-        "errors": link.errors,
-        "lag_ms_p50": link.lag.all.quantile_ms(0.5),
-        "lag_ms_p99": link.lag.all.quantile_ms(0.99),
-        "recent_lag_ms_p50": recent.quantile_ms(0.5),
-        "recent_lag_ms_p99": recent.quantile_ms(0.99),
-        "last_answer_ms": link.last_answer_ms,
-        "last_batch_ms": link.last_batch_ms,
-        "last_error": link.last_error or None,
-        "last_error_reason": link.last_error_reason or None,
-        "last_error_ms": link.last_error_ms,
-    }
-
-
-def passed_row(passed: PassedOver) -> dict[str, Any]:
-    """Row of a listed node without a link."""
-    return {
-        "queue": passed.name.queue,
-        "peer": passed.name.peer,
-        "source_cluster": passed.cluster_name,
-        "source_uuid": passed.cluster.hex(),
-        "from": "discovery",
-        "set": None,
-        "since_ms": None,
-        "state": "passed-over",
-        "properties_differ": [],
-        "property_differences": [],
-        "held_types": [],
-        "reason": f"{passed.reason}; name it as a peer, or set sink.discover = false if that is meant",
-        "suspended": None,
-        "delay_ms": None,
-        "errors_in_a_row": 0,
-        "running": 0,
-        **{outcome.value: 0 for outcome in PushOutcome},
-        "fetches": 0,
-        "batches": 0,
-        "errors": 0,
-        **dict.fromkeys(("lag_ms_p50", "lag_ms_p99", "recent_lag_ms_p50", "recent_lag_ms_p99")),
-        **dict.fromkeys(("last_answer_ms", "last_batch_ms", "last_error", "last_error_reason", "last_error_ms")),
-    }
+    return LinkState(
+        link,
+        state,
+        reason,
+        suspended,
+        errors,
+        scheduler.delay_ms(name),
+        scheduler.running(name),
+        link.lag.recent(now_ms),
+        origin,
+        entry,
+    )
 
 
 def some(names: Sequence[str]) -> str:
@@ -257,14 +258,13 @@ def fetched_lags(
     return [one for (queue, cluster, _), one in found.items() if not unknown & {(queue, cluster), (queue, "")}]
 
 
-def overall(pool: Mapping[str, Any], letters: tuple[int, int] | None) -> list[Sample]:
-    """The node's samples; `pool` is `WorkerPool.as_dict`, `letters` the dead letters kept and not kept, None where that
-    is not known."""
-    workers, throttle = pool["workers"], pool["throttle"]
+def overall(scheduler: FetchScheduler, throttle: Mapping[str, Any], letters: tuple[int, int] | None) -> list[Sample]:
+    """The node's samples; `throttle` is `Throttle.as_dict`, `letters` the dead letters kept and not kept, None where
+    that is not known."""
     configured = throttle["configured"]
     found: list[Sample] = [
-        ("isthmus_sink_workers", {}, workers["count"]),
-        ("isthmus_sink_workers_busy", {}, workers["busy"]),
+        ("isthmus_sink_workers", {}, scheduler.workers),
+        ("isthmus_sink_workers_busy", {}, scheduler.running_count()),
         ("isthmus_sink_throttled_seconds_total", {}, throttle["throttled_seconds"]),
         ("isthmus_sink_limit_bytes_per_second", {}, configured["bytes_per_second"] or 0),
         ("isthmus_sink_limit_objects_per_second", {}, configured["objects_per_second"] or 0),

@@ -7,9 +7,8 @@ matches it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import structlog
 from msgspec import Struct
 
@@ -39,11 +38,6 @@ class SinkSuspension(Struct, frozen=True):
     def matches(self, name: LinkName, node: str) -> bool:
         """Whether it suspends this link of `node`."""
         return self.queue in (None, name.queue) and self.peer in (None, name.peer) and self.node in (None, node)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For listings."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
 
 
 Suspensions = tuple[SinkSuspension, ...]

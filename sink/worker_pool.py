@@ -377,14 +377,6 @@ class WorkerPool:
 
     # ---------------------------------------------------------------- status
 
-    def as_dict(self) -> dict[str, Any]:
-        """For listings: workers and throttle."""
-        return {
-            "workers": {
-                "count": self.scheduler.workers,
-                "busy": self.scheduler.running_count(),
-                "peer_limit": self.scheduler.peer_limit(),
-                "queue_limits": dict(self.scheduler.queue_limits),
-            },
-            "throttle": self._throttle.as_dict(self._context.time.now_ms()),
-        }
+    def throttled(self) -> dict[str, Any]:
+        """See Throttle.as_dict."""
+        return self._throttle.as_dict(self._context.time.now_ms())

@@ -117,8 +117,7 @@ class ReplicationAdmin:
     def _names(self) -> dict[str, str]:
         """Names of clusters by uuid, as far as this node knows them."""
         names = {self._services.cluster_uuid.hex(): self._services.settings.node.cluster}
-        for source in self._services.sink.overview()["sources"]:
-            names[source["source_uuid"]] = source["source_cluster"]
+        names |= {source.cluster.hex(): source.cluster_name for source in self._services.sink.sources()}
         return names | self._services.queue_acts.owners()
 
     def _nodes(self) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.node.cli.output import Column, Row, TableSpec, moment
+from isthmus.node.cli.output import Column, Row, TableSpec, milliseconds, moment
 from isthmus.node.nouns.description import TableColumn, columns_of
 
 
@@ -15,10 +15,12 @@ def table_of(row: type[msgspec.Struct], *, without: Collection[str] = (), **cell
     """The columns that the description of a noun's rows gives them, in the order of the fields, but for some.
 
     `cells`: field -> what its cell has, where a command joins it from other fields."""
-    described = dict(columns_of(row))
-    for name, cell in cells.items():
-        described[name] = described[name]._replace(shown=cell)
-    return TableSpec(*(_column(name, each) for name, each in described.items() if name not in without))
+    described = [
+        (name, column._replace(shown=cells.get(name, column.shown)))
+        for name, column in columns_of(row)
+        if name not in without
+    ]
+    return TableSpec(*(_column(name, each) for name, each in described))
 
 
 def _column(name: str, described: TableColumn) -> Column:
@@ -27,8 +29,8 @@ def _column(name: str, described: TableColumn) -> Column:
             return described.shown(row)
         found = row.get(name)
         if found is None or found == "":
-            return "" if described.nothing else found
-        return moment(found) if described.moment else found
+            return "" if described.nothing and name in row else found
+        return moment(found) if described.moment else milliseconds(found) if described.duration else found
 
     heading = described.heading or name.replace("_", " ")
     return Column(heading, value, described.leave, described.text, described.host, described.state)

@@ -15,24 +15,33 @@ import click
 from isthmus.config.text import clause
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
+from isthmus.node.cli.described_table import table_of
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
     attribution,
     cell,
-    column,
-    duration_of,
     echo_facts,
     milliseconds,
-    moment_of,
     object_in,
     objects_in,
     printable,
-    value_or_nothing,
 )
 from isthmus.node.cli.parameters import ONE_NODE, Count, RateLimit, Size, of_node
 from isthmus.node.http.answer_limits import RETRY_WAIT_S
+from isthmus.node.nouns.dead_letter import DeadLetterRow
+from isthmus.node.nouns.sink import (
+    CheckedLine,
+    ConflictRow,
+    SinkLink,
+    SinkOverview,
+    SinkSource,
+    achieved_in_words,
+    binding_limit,
+    limit_in_words,
+    rates_in_words,
+)
 from isthmus.repl.model.errors import BadInput
 
 IDS = click.argument("ids", metavar="[ID]...", nargs=-1, type=Count(1))
@@ -55,30 +64,7 @@ def dead_letters_group() -> None:
 # --- dead letters ---
 
 
-def _key_part(number: int) -> Any:
-    """A column's value: bucket type, bucket or key of a dead letter."""
-
-    def value(letter: Row) -> Any:
-        key = letter.get("key")
-        return key[number] if isinstance(key, list) and len(key) == 3 else None
-
-    return value
-
-
-LETTERS: Final = TableSpec(
-    "id",
-    ("at", moment_of("at_ms")),
-    "queue",
-    ("source", "source_cluster"),
-    ("type", _key_part(0)),
-    ("bucket", _key_part(1)),
-    ("key", _key_part(2)),
-    ("bytes", "size_bytes"),
-    ("kept", "object_kept"),
-    "tries",
-    "reason",
-    "error",
-)
+LETTERS: Final = table_of(DeadLetterRow)
 
 
 @dead_letters_group.command("list", short_help="Every dead letter: what was refused, and why.")
@@ -160,24 +146,7 @@ def _check_chosen(ids: tuple[int, ...], everything: bool) -> None:
 OUTCOMES: Final = ("applied", "superseded", "merged", "rejected")
 
 
-def _last_error(sink: Row) -> Any:
-    """The last error; "-" when there was none, "unknown" where the node does not know it."""
-    return "" if "last_error" in sink and sink["last_error"] is None else sink.get("last_error")
-
-
-SINKS: Final = TableSpec(
-    "node",
-    "queue",
-    column("peer", host=True),
-    column("from", leave=9),
-    column("state", state=True),
-    column("delay", duration_of("delay_ms"), leave=8),
-    *(column(outcome, leave=number) for number, outcome in enumerate(OUTCOMES, 2)),
-    column("lag p50", duration_of("lag_ms_p50"), leave=1),
-    column("lag p99", duration_of("lag_ms_p99"), leave=6),
-    column("reason", value_or_nothing("reason"), text=True),
-    column("last error", _last_error, leave=7, text=True),
-)
+SINKS: Final = TableSpec("node", *table_of(SinkLink).columns)
 
 
 @sink_group.command("list", short_help="Every queue that is fetched from: outcomes, lag.")
@@ -198,28 +167,8 @@ def list_sinks(node: str | None, query: AdminCommand) -> None:
     SINKS.echo(rows)
 
 
-SOURCES: Final = TableSpec(
-    ("source", "source_cluster"),
-    "queue",
-    "fetched",
-    *OUTCOMES,
-    "failed",
-    "under_way",
-    ("last", moment_of("last_batch_ms")),
-)
-
-
-NODES: Final = TableSpec(
-    "node",
-    column("state", state=True),
-    ("workers", lambda row: object_in(row, "workers").get("count")),
-    column("busy", lambda row: object_in(row, "workers").get("busy"), leave=2),
-    ("limit", lambda row: _rates_known(row, "configured", "none")),
-    column("binding", lambda row: _binding(row), leave=3),
-    ("achieved", lambda row: _rates_known(row, "achieved", "0")),
-    ("dead", lambda row: object_in(row, "dead_letters").get("kept")),
-    column("reason", value_or_nothing("reason"), text=True),
-)
+SOURCES: Final = table_of(SinkSource)
+NODES: Final = table_of(SinkOverview)
 
 
 @sink_group.command("show", short_help="Workers, limits, and what came from each cluster.")
@@ -261,9 +210,9 @@ def show(node: str | None, query: AdminCommand) -> None:
             ("workers per peer", workers.get("peer_limit")),
             ("workers per queue", ", ".join(f"{q} {n}" for q, n in sorted(object_in(workers, "queue_limits").items()))),
             *(("peer that cannot be used", _unusable(one)) for one in objects_in(answer, "peers_unusable")),
-            ("limit", _rates_known(answer, "configured", "none")),
-            ("binding", _binding(answer)),
-            ("achieved", _rates_known(answer, "achieved", "0")),
+            ("limit", limit_in_words(answer)),
+            ("binding", binding_limit(answer)),
+            ("achieved", achieved_in_words(answer)),
             (
                 "throttled",
                 milliseconds(1000 * throttle["throttled_seconds"] if "throttled_seconds" in throttle else None),
@@ -293,24 +242,6 @@ def _unusable(peer: Row) -> str:
     return f"queue {peer.get('queue')} at {peer.get('url')}: {peer.get('reason')}"
 
 
-def _binding(sink: Row) -> str | None:
-    """The limit that holds a node's sink back, empty where none does; None for a node that did not answer."""
-    return object_in(sink, "throttle").get("binding") or ("" if "throttle" in sink else None)
-
-
-def _rates_known(sink: Row, which: str, nothing: str) -> str | None:
-    """Rates of a node's sink; None for a node that did not answer."""
-    rates = object_in(sink, "throttle").get(which)
-    return _rates(rates, nothing) if isinstance(rates, dict) else None
-
-
-def _rates(rates: Row, nothing: str) -> str:
-    size, objects = rates.get("bytes_per_second"), rates.get("objects_per_second")
-    parts = [f"{size / 1_000_000:.3g} MB/s"] if size else []
-    parts += [f"{objects:.0f} changes/s"] if objects else []
-    return ", ".join(parts) or nothing
-
-
 def _set_by(value: Any) -> str:
     return attribution(value) if isinstance(value, dict) else "by the config"
 
@@ -332,16 +263,7 @@ def _dot(dot: Row) -> str:
     return f"{cluster}/{dot.get('partition')}@{dot.get('epoch')}:{dot.get('offset')}"
 
 
-CONFLICTS: Final = TableSpec(
-    ("at", moment_of("at_ms")),
-    "queue",
-    ("source", "source_cluster"),
-    "peer",
-    ("key", lambda row: " ".join(map(str, row["key"])) if isinstance(row.get("key"), list) else None),
-    "siblings",
-    ("ours had seen", _dots_of("ours")),
-    ("theirs had seen", _dots_of("theirs")),
-)
+CONFLICTS: Final = table_of(ConflictRow, ours=_dots_of("ours"), theirs=_dots_of("theirs"))
 
 
 @sink_group.command("conflicts", short_help="Newest changes that were concurrent with others.")
@@ -420,7 +342,7 @@ def _failing_checks(act: AdminCommand, link: Row) -> list[dict[str, Any]]:
     return [row for row in rows if row.get("state") == "fail"]
 
 
-CHECKS: Final = TableSpec(("check", "what"), "state", "found", "right")
+CHECKS: Final = table_of(CheckedLine)
 
 
 @sink_group.command("check", short_help="Test a link before it is configured.")
@@ -498,7 +420,7 @@ def throttle(size: int | None, objects: int | None, off: bool, forget: bool, act
     answer = act.post("/admin/sink/limits", **limits)
     configured = object_in(object_in(answer, "throttle"), "configured")
     what = "as configured" if forget else "no limit" if off else "limit set"
-    act.echo(answer, f"sink{_on_nodes(act)}: {what}; {answer.get('node')}: {_rates(configured, 'no limit')}")
+    act.echo(answer, f"sink{_on_nodes(act)}: {what}; {answer.get('node')}: {rates_in_words(configured, 'no limit')}")
 
 
 def _at(act: AdminCommand) -> str:

@@ -42,7 +42,7 @@ from isthmus.repl.unforeseen import unforeseen
 
 ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/admin/bucket-types/{name}/replication-factor"): "change replication factor of bucket type {name}",
-    **{("POST", noun.act_path(act)): act.audited for noun in NOUNS for act in noun.acts},
+    **{("POST", noun.act_path(act)): act.audited for noun in NOUNS for act in noun.acts if act.audited},
     ("POST", "/admin/bucket-types/{type}/properties/set"): "set properties of bucket type {type}",
     ("POST", "/admin/bucket-types/{type}/properties/unset"): "unset properties of bucket type {type}",
     ("POST", "/admin/buckets/{type}/{bucket}/properties/set"): "set properties of bucket {type}/{bucket}",
@@ -53,13 +53,6 @@ ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/admin/moves"): "order a reassignment",
     ("POST", "/admin/moves/cancel"): "cancel a reassignment",
     ("POST", "/admin/nodes/drain"): "drain nodes",
-    ("POST", "/admin/sink/suspend"): "suspend the sink",
-    ("POST", "/admin/sink/resume"): "resume the sink",
-    ("POST", "/admin/sink/limits"): "limit the sink",
-    ("POST", "/admin/sink/peers/add"): "add a sink's peer",
-    ("POST", "/admin/sink/peers/remove"): "remove a sink's peer",
-    ("POST", "/admin/sink/dead-letters/retry"): "retry dead letters",
-    ("POST", "/admin/sink/dead-letters/drop"): "drop dead letters",
     ("POST", "/admin/fullsync/run"): "run a full-sync",
     ("POST", "/admin/fullsync/suspend"): "suspend full-sync",
     ("POST", "/admin/fullsync/resume"): "resume full-sync",
@@ -82,7 +75,7 @@ ACTS: Final[Mapping[tuple[str, str], str]] = {
 """(method, pattern) of an act -> its words, with the names of the path."""
 
 NOT_ACTS: Final[Mapping[tuple[str, str], str]] = {
-    ("POST", "/admin/sink/check"): "reads",
+    **{("POST", noun.act_path(act)): "reads" for noun in NOUNS for act in noun.acts if not act.audited},
     ("POST", "/dashboard/session"): "login",
     ("POST", "/dashboard/session/end"): "logout",
     ("POST", "/dashboard/links"): "login",

@@ -213,8 +213,6 @@ ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ("GET", "/admin/explain"): _ASKED._replace(
         query={"type": _TEXT_VALUE, "bucket": _TEXT_VALUE, "key": _TEXT_VALUE}, required=("bucket", "key")
     ),
-    ("GET", "/admin/sink/conflicts"): _ASKED._replace(query=_COUNT),
-    ("GET", "/admin/sink/dead-letters/nodes"): _ASKED._replace(query={"limit": _ROWS, "after": NUMBER, **_OF_NODE}),
     ("GET", "/admin/fullsync"): _ASKED._replace(query={"results": NUMBER}),
     ("GET", "/admin/fullsync/results"): _ASKED._replace(query={"limit": _ROWS, "peer": _TEXT_VALUE, **_OF_NODE}),
     ("GET", "/admin/reconcile/runs/{kind}/{run}"): _ASKED._replace(query=_OF_NODE),
@@ -229,7 +227,10 @@ def _of_nouns() -> Iterator[tuple[tuple[str, str], OperationSpec]]:
             forms = [ref(answer.__name__) for answer in answers]
             usual = _ASKED if method == "GET" else _PUSHED
             parameters = noun.parameters_of(method, path)
-            query = {name: {**_TEXT_VALUE, "description": words} for name, words in parameters.items()}
+            query = {
+                name: {**(NUMBER if each.number else _TEXT_VALUE), "description": each.meaning}
+                for name, each in parameters.items()
+            }
             yield (
                 (method, path),
                 usual._replace(

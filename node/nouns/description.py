@@ -16,21 +16,22 @@ import msgspec
 
 from isthmus.node.nouns.requests import AuditedRequest
 
-_COLUMN: Final = "column"
+_COLUMNS: Final = "columns"
 
 
 class TableColumn(NamedTuple):
     """How a field stands in the table of a listing.
 
     `heading` "": the field's name. `leave`: the order in which columns are left out on a narrow terminal, the highest
-    first; 0: never. `moment`: milliseconds since 1970. `nothing`: null means that there is none, not that it is not
-    known. `state`: a word with a mark; `text`: sentences, which wrap; `host`: an address. `shown`: what is shown, by
-    the whole row.
+    first; 0: never. `moment`: milliseconds since 1970; `duration`: milliseconds. `nothing`: null means that there is
+    none, not that it is not known. `state`: a word with a mark; `text`: sentences, which wrap; `host`: an address.
+    `shown`: what is shown, by the whole row.
     """
 
     heading: str = ""
     leave: int = 0
     moment: bool = False
+    duration: bool = False
     nothing: bool = False
     state: bool = False
     text: bool = False
@@ -38,18 +39,29 @@ class TableColumn(NamedTuple):
     shown: Callable[[Mapping[str, Any]], Any] | None = None
 
 
-def means(description: str, column: TableColumn | None = None) -> msgspec.Meta:
-    """Metadata of a row's field: what it means, and its column; without one it is in JSON alone."""
-    return msgspec.Meta(description=description, extra={_COLUMN: column})
+def means(description: str, *columns: TableColumn) -> msgspec.Meta:
+    """Metadata of a row's field: what it means, and its columns; without one it is in JSON alone."""
+    return msgspec.Meta(description=description, extra={_COLUMNS: columns})
 
 
 def columns_of(row: type[msgspec.Struct]) -> Iterator[tuple[str, TableColumn]]:
-    """(field, column) of the fields that have a column, in their order."""
+    """(key in JSON, column) of each column, in the order of the fields."""
+    keys = dict(zip(row.__struct_fields__, row.__struct_encode_fields__, strict=True))
     for name, kind in get_type_hints(row, include_extras=True).items():  # a tenth of what msgspec.inspect takes
         for each in getattr(kind, "__metadata__", ()):
-            column = (each.extra or {}).get(_COLUMN) if isinstance(each, msgspec.Meta) else None
-            if column is not None:
-                yield name, column
+            for column in (each.extra or {}).get(_COLUMNS, ()) if isinstance(each, msgspec.Meta) else ():
+                yield keys[name], column
+
+
+class Parameter(NamedTuple):
+    """A parameter of a route's query: a text, or a whole number."""
+
+    meaning: str
+    number: bool = False
+
+
+Parameters = Mapping[str, Parameter]
+"""Name -> parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,7 @@ class Act:
     """A change: POST {item path}/{verb} of one thing, or POST {path}/{verb} `of_all`; "" for the path itself.
 
     `request`: its body. `answer`: what is answered, `plan`: what a dry run answers, where that is another form.
-    `audited`: the act in words, with the path's parameters."""
+    `audited`: the act in words, with the path's parameters; "" where it changes nothing."""
 
     verb: str
     request: type[AuditedRequest]
@@ -71,8 +83,9 @@ class Act:
 class DescribedNoun:
     """What GET {path} lists, and GET {path}/{key} shows one of.
 
-    `listing`, `one`: what they answer, None where there is no such route; `row`: of the listing. `parameters`: of the
-    listing, `one_parameters`: of one, name -> meaning. `views`: name -> what GET {path}/{name} answers.
+    `listing`, `one`: what they answer, None where there is no such route; `row`: of the listing. `views`: name -> what
+    GET {path}/{name} answers. `parameters`: of the listing, `one_parameters`: of one, `view_parameters`: of each view.
+    `key`: the parameter that names one in a path; "" where no route has one.
     """
 
     name: str
@@ -82,9 +95,10 @@ class DescribedNoun:
     listing: type[msgspec.Struct]
     one: type[msgspec.Struct] | None
     acts: tuple[Act, ...]
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    one_parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
+    one_parameters: Parameters = field(default_factory=dict)
     views: Mapping[str, type[msgspec.Struct]] = field(default_factory=dict)
+    view_parameters: Mapping[str, Parameters] = field(default_factory=dict)
 
     @property
     def item_path(self) -> str:
@@ -96,11 +110,11 @@ class DescribedNoun:
         path = self.path if act.of_all else self.item_path
         return f"{path}/{act.verb}" if act.verb else path
 
-    def parameters_of(self, method: str, path: str) -> Mapping[str, str]:
-        """The query parameters of a route, name -> meaning."""
-        return {("GET", self.path): self.parameters, ("GET", self.item_path): self.one_parameters}.get(
-            (method, path), {}
-        )
+    def parameters_of(self, method: str, path: str) -> Parameters:
+        """The query parameters of a route."""
+        found: dict[str, Parameters] = {self.item_path: self.one_parameters, self.path: self.parameters}
+        found |= {f"{self.path}/{name}": parameters for name, parameters in self.view_parameters.items()}
+        return found.get(path, {}) if method == "GET" else {}
 
     def answers(self) -> Iterator[tuple[str, str, tuple[type[msgspec.Struct], ...]]]:
         """(method, path, forms of the answer) of each route."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from isthmus.node.nouns.description import Act, DescribedNoun, TableColumn, means
+from isthmus.node.nouns.description import Act, DescribedNoun, Parameter, TableColumn, means
 from isthmus.node.nouns.requests import AuditedRequest, DryRun, right
 
 
@@ -88,7 +88,7 @@ class ChangeOptionRequest(AuditedRequest, frozen=True, kw_only=True):
 SET: Final = Act("set", ChangeOptionRequest, OptionChange, "set option {option}")
 UNSET_IT: Final = Act("unset", ChangeOptionRequest, OptionChange, "unset option {option}")
 
-_OF_TYPE: Final = {"bucket_type": "The values of this bucket type."}
+_OF_TYPE: Final = {"bucket_type": Parameter("The values of this bucket type.")}
 
 OPTION: Final = DescribedNoun(
     "option",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from isthmus.node.nouns.description import Act, DescribedNoun, TableColumn, means
+from isthmus.node.nouns.description import Act, DescribedNoun, Parameter, TableColumn, means
 from isthmus.node.nouns.requests import AuditedRequest, DryRun
 
 _NUMBER_MAX: Final = (1 << 63) - 1
@@ -145,5 +145,5 @@ PARTITION: Final = DescribedNoun(
     listing=Partitions,
     one=PartitionRow,
     acts=(FORCE_LEADER, ASSIGN),
-    parameters={"bucket_type": "Only the partitions of this bucket type."},
+    parameters={"bucket_type": Parameter("Only the partitions of this bucket type.")},
 )

@@ -9,11 +9,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from isthmus.node.nouns.description import Act, DescribedNoun, TableColumn, means
-from isthmus.node.nouns.requests import TIME_MAX_MS, AuditedRequest, DryRun, Encoding, Name, right
+from isthmus.node.nouns.requests import TIME_MAX_MS, AuditedRequest, DryRun, Encoding, Name, OneNode, Rate, right
+from isthmus.node.nouns.rows import AchievedRates, DifferingProperties, RateLimits, SignedAct, ThrottleRow
 from isthmus.repl.model.vclock import MAX_OFFSET
-
-RATE_MAX: Final = 1 << 40
-"""Largest rate; above any disk's."""
 
 PUSH_MAX: Final = 10_000
 """Most keys in one push."""
@@ -39,14 +37,6 @@ def _repairs(row: Mapping[str, Any]) -> int | None:
 
 
 # --- a node's share ---
-
-
-class SignedAct(msgspec.Struct, frozen=True):
-    """Who changed something, when, and why."""
-
-    by: str
-    at_ms: int
-    reason: str
 
 
 class OwnerRow(msgspec.Struct, frozen=True):
@@ -115,27 +105,9 @@ class QueuePriorities(msgspec.Struct, frozen=True):
     fold: QueuePriority
 
 
-class RateLimits(msgspec.Struct, frozen=True):
-    """Limits each second; null: no limit."""
-
-    bytes_per_second: int | None
-    objects_per_second: int | None
-
-
-class AchievedRates(msgspec.Struct, frozen=True):
-    """What was served each second, lately; null: a node's share is not known."""
-
-    bytes_per_second: float | None
-    objects_per_second: float | None
-
-
-class QueueThrottle(msgspec.Struct, frozen=True):
+class QueueThrottle(ThrottleRow, frozen=True):
     """Limits of the rate at which a node serves a queue."""
 
-    configured: Annotated[RateLimits, means("In force.")]
-    binding: Annotated[str | None, means("`bytes` or `objects`: the limit that binds now.")]
-    achieved: AchievedRates
-    throttled_seconds: Annotated[float, means("How long it held serving back since the node began.")]
     set: Annotated[SignedAct | None, means("Who set the limits; null: they are the file's.")]
     file: Annotated[RateLimits | UnsetType, means("The file's limits.")] = UNSET
 
@@ -167,14 +139,6 @@ class QueueChanges(msgspec.Struct, frozen=True, omit_defaults=True):
 
     offer: OfferSet | UnsetType = UNSET
     limits: Annotated[dict[str, Any] | UnsetType, means("Setting -> its value, and by, at_ms, reason.")] = UNSET
-
-
-class DifferingProperties(msgspec.Struct, frozen=True):
-    """Properties of a bucket type, or of a bucket, that differ at the sink."""
-
-    bucket_type: str
-    bucket: Annotated[str | None, means("Percent-encoded; null: the bucket type's own.")]
-    properties: list[str]
 
 
 class QueueShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,8 +318,6 @@ class GapsClosed(msgspec.Struct, frozen=True):
     unknown: Annotated[list[str], means("Nodes that do not answer.")]
 
 
-OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
-Rate = Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX, description="0: no limit.")]
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_MS)]
 Offsets = Annotated[
     dict[

@@ -12,6 +12,9 @@ WORDS_MAX: Final = 1_000
 TIME_MAX_MS: Final = 1 << 50
 """Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""
 
+RATE_MAX: Final = 1 << 40
+"""Largest rate; above any disk's."""
+
 By = Annotated[
     str,
     msgspec.Meta(
@@ -20,6 +23,8 @@ By = Annotated[
 ]
 Reason = Annotated[str, msgspec.Meta(max_length=WORDS_MAX, description="Why; shown in listings and logs.")]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
+Rate = Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX, description="0: no limit.")]
+OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
 DryRun = Annotated[bool, msgspec.Meta(description="Only show the effect; nothing is changed.")]
 
 

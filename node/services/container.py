@@ -434,7 +434,7 @@ class NodeServices:
         self.support = SupportResponder(self.settings, self.credentials, lines)
         self.query.serve(SUPPORT, self.support)
         self.query.serve(SETTINGS, SettingsResponder(self.options, self.properties))
-        self.query.serve(SINK, SinkResponder(self.sink))
+        self.query.serve(SINK, SinkResponder(self.sink, self.settings.node.name))
         self.query.serve(DEAD_LETTERS, DeadLetterResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
         self.query.serve(FULLSYNC_RESULTS, FullSyncResultsResponder(self.fullsync_status))

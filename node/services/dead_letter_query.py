@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from isthmus.node.nouns.dead_letter import DeadLetterRow, RetriedLetter
 from isthmus.node.services.cluster_query import JsonBody, Query
-from isthmus.repl.model.errors import CodecError
+from isthmus.node.services.sink_listing import letter_row
 from isthmus.sink.service import Sink
 
 METHOD: Final = "dead-letters"
@@ -48,33 +49,20 @@ class LetterPage(msgspec.Struct, frozen=True):
     """Letters of one node, the oldest first, and whether there are more; `kept` of them in total, and `given_up` that
     were too many since the file was begun."""
 
-    dead_letters: list[dict[str, Any]]
+    dead_letters: list[DeadLetterRow]
     more: bool
     kept: int
     given_up: int
 
 
-_Rows = list[dict[str, Any]]
-
-
-class PageBody(JsonBody[LetterPage]):
-    """A page whose letters have numbers."""
-
-    def __init__(self) -> None:
-        super().__init__(METHOD, LetterPage)
-
-    def decode(self, body: bytes) -> LetterPage:
-        """See Codec."""
-        found = super().decode(body)
-        if not all(type(letter.get("id")) is int for letter in found.dead_letters):
-            raise CodecError(f"{METHOD}: a letter without id")
-        return found
-
-
 DEAD_LETTERS: Final[Query[LetterRequest, Any]] = Query(METHOD, JsonBody(METHOD, LetterRequest), JsonBody(METHOD, Any))
 """All requests of the method, as a node serves them; the queries below have the types of one request each."""
-LETTER_PAGE: Final[Query[ListLetters, LetterPage]] = Query(METHOD, JsonBody(METHOD, ListLetters), PageBody())
-RETRIED: Final[Query[RetryLetters, _Rows]] = Query(METHOD, JsonBody(METHOD, RetryLetters), JsonBody(METHOD, _Rows))
+LETTER_PAGE: Final[Query[ListLetters, LetterPage]] = Query(
+    METHOD, JsonBody(METHOD, ListLetters), JsonBody(METHOD, LetterPage)
+)
+RETRIED: Final[Query[RetryLetters, list[RetriedLetter]]] = Query(
+    METHOD, JsonBody(METHOD, RetryLetters), JsonBody(METHOD, list[RetriedLetter])
+)
 DROPPED: Final[Query[DropLetters, int]] = Query(METHOD, JsonBody(METHOD, DropLetters), JsonBody(METHOD, int))
 
 
@@ -90,18 +78,19 @@ class DeadLetterResponder:
             case ListLetters():
                 return await self._page(request)
             case RetryLetters():
-                return await self._sink.retry_dead_letters(request.ids)
+                retried = await self._sink.retry_dead_letters(request.ids)
+                return [msgspec.convert(one, RetriedLetter) for one in retried]
             case DropLetters():
                 return await self._sink.drop_dead_letters(request.ids)
 
     async def _page(self, request: ListLetters) -> LetterPage:
         limit = max(1, min(request.limit, PAGE_MAX))
         found, (kept, given_up) = await self._sink.dead_letter_page(max(0, request.after), limit + 1)
-        page: _Rows = []
+        page: list[DeadLetterRow] = []
         size = 0
-        for letter in found[:limit]:
-            page.append(letter)
-            size += len(msgspec.json.encode(letter))
+        for row in map(letter_row, found[:limit]):
+            page.append(row)
+            size += len(msgspec.json.encode(row))
             if size > PAGE_BYTES_MAX:
                 break
         return LetterPage(page, len(page) < len(found), kept, given_up)

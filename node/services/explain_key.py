@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
 
+import msgspec
 import structlog
 
+from isthmus.node.nouns.rows import dot_of
 from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.node.services.remote_lookup import ALL_SENT, NOT_HERE, NOTHING, REAPED
+from isthmus.node.services.sink_listing import letter_row
 from isthmus.queues.admin import QueueActs
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
@@ -30,7 +33,6 @@ from isthmus.repl.model.vclock import (
     of_partition,
     offset_of,
     partition_prefix,
-    parts_of,
 )
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
@@ -113,10 +115,11 @@ class KeyExplainer:
     async def _refused(self, key: Key) -> list[dict[str, Any]] | None:
         """The dead letters of the key; None when their file cannot be read."""
         try:
-            return await self._sink.dead_letters_of(key)
+            letters = await self._sink.dead_letters_of(key)
         except LocalFault as error:
             log.warning("explain.dead_letters_unread", error=str(error))
             return None
+        return [msgspec.to_builtins(letter_row(one)) for one in letters]
 
     def _object(self, partition: int, hash64: int, key: Key) -> tuple[dict[str, Any] | None, Change | None]:
         """The object and its change; runs in a thread."""
@@ -140,9 +143,13 @@ class KeyExplainer:
             "origin": None if change is None else change.origin.hex(),
             "last_modified_ms": row.last_modified_ms,
             "clock": row.clock.hex(),
-            "seen": [dot_shown(actor, counter) for actor, counter, _ in decode_clock(row.clock)],
+            "seen": [msgspec.to_builtins(dot_of(actor, counter)) for actor, counter, _ in decode_clock(row.clock)],
             "siblings": [
-                {**dot_shown(*one.dot), "tombstone": one.tombstone, "last_modified_ms": one.last_modified_ms}
+                {
+                    **msgspec.to_builtins(dot_of(*one.dot)),
+                    "tombstone": one.tombstone,
+                    "last_modified_ms": one.last_modified_ms,
+                }
                 for one in siblings
             ],
         }, change
@@ -154,20 +161,6 @@ def place_of(clock: bytes, own: bytes, partition: int, offset: int) -> int | Non
         if offset_of(counter) == offset:
             return counter >> OFFSET_BITS
     return None
-
-
-def dot_shown(actor: bytes, counter: int) -> dict[str, Any]:
-    """The cluster, partition and log position that accepted a write; None for an actor that is not Isthmus'."""
-    parts = parts_of(actor)
-    if parts is None:
-        return {"uuid": None, "actor": actor.hex(), "partition": None, "epoch": None, "offset": None}
-    return {
-        "uuid": parts.cluster_uuid.hex(),
-        "actor": actor.hex(),
-        "partition": parts.partition,
-        "epoch": counter >> OFFSET_BITS,
-        "offset": offset_of(counter),
-    }
 
 
 STEPS_TOLD: Final = 3

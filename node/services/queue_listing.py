@@ -9,7 +9,6 @@ from dataclasses import asdict
 import msgspec
 
 from isthmus.node.nouns.queue import (
-    DifferingProperties,
     OfferSet,
     OwnerRow,
     QueueChanges,
@@ -22,6 +21,7 @@ from isthmus.node.nouns.queue import (
     ReferenceLimits,
     SuspensionRow,
 )
+from isthmus.node.nouns.rows import DifferingProperties
 from isthmus.queues.backlog_count import Backlog
 from isthmus.queues.bulk_queue import BulkQueue
 from isthmus.queues.queue_documents import QueueSuspension

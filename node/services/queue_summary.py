@@ -12,7 +12,6 @@ from typing import Final
 
 from isthmus.config.text import quantity
 from isthmus.node.nouns.queue import (
-    AchievedRates,
     ClusterConsumer,
     PriorityDepth,
     PriorityDepths,
@@ -22,6 +21,7 @@ from isthmus.node.nouns.queue import (
     QueueRow,
     QueueShare,
 )
+from isthmus.node.nouns.rows import AchievedRates
 from isthmus.node.services.replication_lag import joined_reasons, why_uncovered
 from isthmus.repl.model.record import PartitionRecord
 

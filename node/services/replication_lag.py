@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from isthmus.config.text import quantity
 from isthmus.node.http.answer_texts import without_age
+from isthmus.node.nouns.sink import SinkOverview
 from isthmus.repl.model.record import PartitionRecord
 
 NodeAnswers = Mapping[str, Any]
@@ -250,17 +251,17 @@ def _rejected(count: int | None) -> str:
     return f"{count} rejected there for good: isthmus sink dead-letters list at its nodes" if count else ""
 
 
-def received_rows(sinks: NodeAnswers) -> list[dict[str, Any]]:
+def received_rows(sinks: Mapping[str, SinkOverview | None]) -> list[dict[str, Any]]:
     """The received side: a row for each source cluster and queue: fetched = applied + merged + superseded + rejected +
     failed + under way. `sinks`: the answer of each node (`node.services.sink_query`)."""
     silent = sorted(node for node, answer in sinks.items() if answer is None)
     totals: dict[tuple[str, str], dict[str, Any]] = {}
     for answer in sinks.values():
-        for one in () if answer is None else answer.get("sources", ()):
-            at = (one["source_uuid"], one["queue"])
-            row = totals.setdefault(at, {"cluster": one["source_cluster"], **dict.fromkeys(RECEIVED, 0)})
+        for one in () if answer is None else answer.sources:
+            at = (one.source_uuid, one.queue)
+            row = totals.setdefault(at, {"cluster": one.source_cluster, **dict.fromkeys(RECEIVED, 0)})
             for word in RECEIVED:
-                row[word] += one[word]
+                row[word] += getattr(one, word)
     rows = []
     for (uuid, queue), row in sorted(totals.items()):
         off = row["under_way"] < 0

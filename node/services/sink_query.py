@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from isthmus.node.nouns.sink import SinkOverview
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
-from isthmus.repl.model.errors import CodecError
+from isthmus.node.services.sink_listing import overview_of
 from isthmus.sink.service import Sink
 
 METHOD: Final = "sink"
 
-SinkDocument = dict[str, Any]
-"""The sink's `overview`, with its `listing` under "sinks"."""
-
-
-class SinkBody(JsonBody[SinkDocument]):
-    """JSON with a list under "sinks"."""
-
-    def __init__(self) -> None:
-        super().__init__(METHOD, SinkDocument)
-
-    def decode(self, body: bytes) -> SinkDocument:
-        """See Codec."""
-        found = super().decode(body)
-        if not isinstance(found.get("sinks"), list):
-            raise CodecError(f'{METHOD}: the answer has no list under "sinks"')
-        return found
-
-
-SINK: Final[Query[None, SinkDocument]] = Query(METHOD, EmptyBody(), SinkBody())
+SINK: Final[Query[None, SinkOverview]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, SinkOverview))
 
 
 class SinkResponder:
-    """Answers SINK from this node's sink."""
+    """Answers SINK from the sink of `node`, this one."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, node: str) -> None:
         self._sink = sink
+        self._node = node
 
-    async def respond(self, _request: None) -> SinkDocument:
+    async def respond(self, _request: None) -> SinkOverview:
         """See Responder."""
-        return {**self._sink.overview(), "sinks": self._sink.listing()}
+        return overview_of(self._sink, self._node)

@@ -32,6 +32,7 @@ from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.memory_metastore import MemoryMetastore
 from tests.support.queue_node import QueueNode
 from tests.support.queue_source import SINK
+from tests.support.sink_listings import links
 
 
 class Cluster:
@@ -241,7 +242,7 @@ class SinkPair:
             cursors = {p: w.advance() for p, w in machine.windows.items()}
             if all(cursors[p] == fake_store.ends[p] for p in cursors):
                 break
-            assert time.monotonic() < deadline, (cursors, fake_store.ends, [sink.listing() for sink in self.sinks])
+            assert time.monotonic() < deadline, (cursors, fake_store.ends, [links(sink) for sink in self.sinks])
             await asyncio.sleep(0.005)
         want = {key: decode_object(payload) for (_, key), payload in fake_store.objects.items()}
         have = {key.key: found for key, found in self.cluster.objects.items()}

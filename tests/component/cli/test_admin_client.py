@@ -100,7 +100,7 @@ SINK = {
             ["sink", "list"],
             "/admin/sink/nodes",
             {"nodes": [{"sink": {"sinks": [{"queue": "q"}]}}]},
-            "unknown q" + " unknown" * 10 + " - unknown",
+            "unknown q" + " unknown" * 12,
         ),
         (["queue", "list"], "/admin/queues/nodes", {"nodes": [{"queues": [{}]}]}, "unknown " * 10 + "-"),
         (["cluster", "status"], "/admin/cluster", CLUSTER, "full-sync idle not configured"),

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.nouns.sink import SinkOverview
 from isthmus.node.services.explain_key import joined
 from isthmus.node.services.remote_lookup import ALL_SENT, compared, first_known_side, with_other_sides
 from isthmus.node.services.replication_lag import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
 from isthmus.repl.model.record import Incarnation, PartitionRecord
 from tests.support.fake_admin_listener import FakeAdminListener
+from tests.support.noun_examples import example_of
 
 
 def led(partition: int, node: str) -> PartitionRecord:
@@ -142,8 +145,9 @@ def test_ledgers_of_all_nodes_are_added_and_one_that_does_not_close_is_an_alarm(
     assert (row["state"], row["closes"]) == ("unknown", None)
     assert row["waiting"] is None, "what memory holds of it is not what waits"
     source = {"source_uuid": "bb", "source_cluster": "west", "queue": "r", "fetched": 5, "fetched_bytes": 50,
-              **dict.fromkeys(OUTCOMES, 1), "failed": 0, "under_way": 1}  # fmt: skip
-    (row,) = received_rows({"e1": {"sources": [source]}, "e2": {"sources": [source]}})
+              **dict.fromkeys(OUTCOMES, 1), "failed": 0, "under_way": 1, "last_batch_ms": None}  # fmt: skip
+    answer = msgspec.convert({**example_of(SinkOverview), "sources": [source]}, SinkOverview)
+    (row,) = received_rows({"e1": answer, "e2": answer})
     assert (row["cluster"], row["fetched"], row["under_way"], row["state"]) == ("west", 10, 2, "closed")
 
 

@@ -17,6 +17,7 @@ from isthmus.sink import worker_pool
 from isthmus.sink.dead_letters import BUSY_TIMEOUT_S
 from isthmus.sink.worker import Slot
 from tests.component.sink.test_operation import sink_of
+from tests.support.sink_listings import overview
 from tests.support.sink_pair import SinkPair
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -34,7 +35,7 @@ async def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None
         other = sqlite3.connect(pair.folder / "letters.sqlite", isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         began = time.monotonic()
-        assert sink.overview()["dead_letters"] == {"kept": 1, "given_up": 0}
+        assert overview(sink)["dead_letters"] == {"kept": 1, "given_up": 0}
         assert "dead letters: 1" in sink.status()["reason"]
         assert ("isthmus_sink_dead_letters", {}, 1) in sink.metrics()
         assert time.monotonic() - began < BUSY_TIMEOUT_S
@@ -56,10 +57,10 @@ async def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pyte
         with monkeypatch.context() as patched:
             patched.setattr(sink._letters, "count", refuse)
             await sink.start()
-            assert sink.overview()["dead_letters"] == {"kept": None, "given_up": None}
+            assert overview(sink)["dead_letters"] == {"kept": None, "given_up": None}
             assert not [name for name, _, _ in sink.metrics() if "dead_letters" in name]
         await sink._count_letters()
-        await eventually(lambda: sink.overview()["dead_letters"] == {"kept": 0, "given_up": 0})
+        await eventually(lambda: overview(sink)["dead_letters"] == {"kept": 0, "given_up": 0})
 
 
 @pytest.mark.logs_errors("sink.bug")
@@ -83,7 +84,7 @@ async def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monke
             await sink.suspend("q", None, "ann", "")
             pair.cluster.stuck.set()
             await eventually(lambda: attempts)
-        await eventually(lambda: sink.overview()["workers"]["busy"] == 0)
+        await eventually(lambda: overview(sink)["workers"]["busy"] == 0)
         await sink.resume("q", None)
         pair.source.put(b"b")
         await pair.equal()

@@ -32,6 +32,7 @@ from isthmus.sink.service import Sink
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.queue_listings import listed_queues
 from tests.support.queue_source import OURS, SINK, THIRD
+from tests.support.sink_listings import letters_shown, links, overview
 from tests.support.sink_pair import SinkPair
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -44,25 +45,25 @@ async def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() ->
 
     async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
-        await eventually(lambda: sink.overview()["workers"]["busy"] == 2)
+        await eventually(lambda: overview(sink)["workers"]["busy"] == 2)
         await sink.set_limits(SinkLimits(workers=1, by="ann", at_ms=7, reason="night"), None)
-        await eventually(lambda: sink.overview()["workers"]["busy"] == 1)
+        await eventually(lambda: overview(sink)["workers"]["busy"] == 1)
         pair.source.put(*(b"k%d" % n for n in range(40)))
         await pair.equal()
         await sink.stop()
         again = await pair.sink("q", "r")
-        overview = again.overview()
-        assert overview["workers"]["count"] == 1
-        assert overview["limits_set"] == {"by": "ann", "at_ms": 7, "reason": "night"}
+        shown = overview(again)
+        assert shown["workers"]["count"] == 1
+        assert shown["limits_set"] == {"by": "ann", "at_ms": 7, "reason": "night"}
         await again.set_limits(SinkLimits(workers=3, objects_per_second=20, by="bob", at_ms=8), "w1")
-        assert again.overview()["workers"]["count"] == 3
+        assert overview(again)["workers"]["count"] == 3
         pair.source.put(*(b"n%d" % n for n in range(60)))
-        await eventually(lambda: again.overview()["throttle"]["throttled_seconds"] > 0)
-        assert again.overview()["throttle"]["binding"] == "objects"
+        await eventually(lambda: overview(again)["throttle"]["throttled_seconds"] > 0)
+        assert overview(again)["throttle"]["binding"] == "objects"
         assert pair.cluster.pushed < 2 * (40 + 60), "two queues give each change"
         await again.set_limits(SinkLimits(objects_per_second=0, by="bob", at_ms=9), "w1", forget=True)
         await pair.equal()
-        assert again.overview()["throttle"]["configured"]["objects_per_second"] is None
+        assert overview(again)["throttle"]["configured"]["objects_per_second"] is None
         with pytest.raises(Exception, match="no node 'w7'"):
             await again.set_limits(SinkLimits(workers=3), "w7")
 
@@ -79,7 +80,7 @@ async def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
         await sink.resume(None, None, "w1")
         pair.source.put(b"a")
         await pair.equal()
-        assert [s["node"] for s in sink.overview()["suspensions"]] == ["w2"]
+        assert [s["node"] for s in overview(sink)["suspensions"]] == ["w2"]
 
 
 class Peer:
@@ -173,16 +174,16 @@ async def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> N
             sink = await sink_of(pair, seed.url)
             pair.source.put(b"a")
             await pair.equal()
-            rows = {row["peer"]: row for row in sink.listing()}
+            rows = {row["peer"]: row for row in links(sink)}
             assert rows[pair.listener.url]["from"] == "discovery"
             assert rows[seed.url]["from"] == "config"
             seed.nodes = listed(OURS, seed.url)
-            await eventually(lambda: len(sink.listing()) == 1)
+            await eventually(lambda: len(links(sink)) == 1)
             assert pair.source.served()[0].machine.in_flight_count() == 0
             seed.nodes = listed(OURS, seed.url, pair.listener.url)
             pair.source.put(b"b")
             await pair.equal()
-            assert sink.overview()["sources"][0]["applied"] == 2, "counts outlive a link"
+            assert overview(sink)["sources"][0]["applied"] == 2, "counts outlive a link"
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
 
@@ -196,19 +197,19 @@ async def test_a_listed_node_that_is_passed_over_is_shown() -> None:
         try:
             seed.nodes = listed(OURS, seed.url, "https://10.0.0.9:8098")
             sink = await sink_of(pair, seed.url)
-            await eventually(lambda: len(sink.listing()) == 2)
-            row = sink.listing()[1]
+            await eventually(lambda: len(links(sink)) == 2)
+            row = links(sink)[1]
             assert (row["peer"], row["state"], row["source_cluster"]) == (
                 "https://10.0.0.9:8098",
                 "passed-over",
                 "east",
             )
             assert f"another scheme than the peer {seed.url}" in row["reason"]
-            assert row.keys() == sink.listing()[0].keys()
+            assert row.keys() == links(sink)[0].keys()
             assert "nothing is fetched from a node of east (https://10.0.0.9:8098)" in sink.status()["reason"]
             assert ("isthmus_sink_peers_passed_over", {}, 1) in sink.metrics()
             seed.nodes = listed(OURS, seed.url)
-            await eventually(lambda: len(sink.listing()) == 1)
+            await eventually(lambda: len(links(sink)) == 1)
             assert sink.passed_over() == ""
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
@@ -225,11 +226,11 @@ async def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
             sink = await sink_of(pair, seed.url, other.url, delay_max_ms=60_000, delay_factor=10)
             for peer in (seed, other):
                 peer.nodes = b"no list"
-            await eventually(lambda: len(sink.listing()) == 2 and min(r["delay_ms"] for r in sink.listing()) > 10_000)
+            await eventually(lambda: len(links(sink)) == 2 and min(r["delay_ms"] for r in links(sink)) > 10_000)
             answers[0] = encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
             await eventually(lambda: not sink._listed)
             seed.nodes = listed(OURS, seed.url, other.url)
-            await eventually(lambda: {row["state"] for row in sink.listing()} == {"running"})
+            await eventually(lambda: {row["state"] for row in links(sink)} == {"running"})
         finally:
             for peer in (seed, other):
                 await asyncio.get_running_loop().run_in_executor(None, peer.close)
@@ -248,8 +249,8 @@ async def test_bucket_types_whose_properties_differ_are_named() -> None:
         peer = Peer(nothing)
         try:
             sink = await sink_of(pair, peer.url, properties={b"same": b"1" * 8, b"other": b"9" * 8, b"ours": b"4" * 8})
-            await eventually(lambda: sink.listing()[0]["properties_differ"])
-            row = sink.listing()[0]
+            await eventually(lambda: links(sink)[0]["properties_differ"])
+            row = links(sink)[0]
             assert row["properties_differ"] == ["other", "ours", "theirs"]
             assert (row["state"], row["reason"]) == (
                 "running",
@@ -266,8 +267,8 @@ async def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link()
         ours, theirs = ({b"default": {b"orders": scope_digest({"allow_mult": on})}} for on in (True, False))
         pair.source.facts.digests, pair.source.facts.scopes = {b"default": b"2" * 8}, theirs
         sink = await sink_of(pair, pair.listener.url, properties={b"default": b"1" * 8}, scopes=ours)
-        await eventually(lambda: sink.listing()[0]["properties_differ"])
-        row = sink.listing()[0]
+        await eventually(lambda: links(sink)[0]["properties_differ"])
+        row = links(sink)[0]
         assert row["property_differences"] == [
             {"bucket_type": "default", "bucket": "orders", "properties": ["allow_mult"]}
         ]
@@ -292,7 +293,7 @@ async def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
             return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
 
         def is_since(earliest_ms: int, latest_ms: int) -> bool:
-            found = re.fullmatch(r"no answer for (\d+) s to a fetch that goes on", sink.listing()[0]["reason"])
+            found = re.fullmatch(r"no answer for (\d+) s to a fetch that goes on", links(sink)[0]["reason"])
             assert found
             now_ms = clock.now_ms()
             return now_ms - latest_ms - 1_000 <= int(found[1]) * 1_000 <= now_ms - earliest_ms + 1_000
@@ -302,21 +303,21 @@ async def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
             begin_ms = clock.now_ms()
             sink = await sink_of(pair, peer.url, request_timeout_ms=60_000, discover=False)
             await eventually(lambda: len(held_ms) == 1)
-            assert sink.listing()[0]["reason"] == "no answer yet"
+            assert links(sink)[0]["reason"] == "no answer yet"
             clock.skew_ms += 7_000
-            assert sink.listing()[0]["state"] == "starting"
+            assert links(sink)[0]["state"] == "starting"
             assert is_since(begin_ms, held_ms[0])
             begin_ms = clock.now_ms()
             free.set()
-            await eventually(lambda: sink.listing()[0]["fetches"] > 0)
+            await eventually(lambda: links(sink)[0]["fetches"] > 0)
             free.clear()
             await eventually(lambda: len(held_ms) == 2)
-            assert (sink.listing()[0]["state"], sink.listing()[0]["reason"]) == ("running", "")
+            assert (links(sink)[0]["state"], links(sink)[0]["reason"]) == ("running", "")
             clock.skew_ms += 9_000
-            assert sink.listing()[0]["state"] == "running"
+            assert links(sink)[0]["state"] == "running"
             assert is_since(begin_ms, held_ms[1])
             free.set()
-            await eventually(lambda: sink.listing()[0]["reason"] == "")
+            await eventually(lambda: links(sink)[0]["reason"] == "")
         finally:
             free.set()
             await asyncio.get_running_loop().run_in_executor(None, peer.close)
@@ -331,7 +332,7 @@ async def test_an_acknowledgement_without_a_fetch_compares_no_properties() -> No
         pair.source.facts.digests = same
         sink = await sink_of(pair, pair.listener.url, properties=same)
         (queue, *_) = pair.source.served()
-        await eventually(lambda: sink.listing()[0]["fetches"] > 0)
+        await eventually(lambda: links(sink)[0]["fetches"] > 0)
         pair.cluster.stuck.clear()
         pair.source.put(b"a")
         await eventually(lambda: queue.machine.in_flight_count() == 1)
@@ -353,10 +354,10 @@ async def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_kno
         pair.listener.faults.extend([None, status, status, None, status, None, None, status])
         pair.source.put(*[b"k-%d" % number for number in range(40)])
         await pair.equal()
-        await eventually(lambda: pair.listener.seen[status] == 4 and sink.listing()[0]["errors"] >= 4)
+        await eventually(lambda: pair.listener.seen[status] == 4 and links(sink)[0]["errors"] >= 4)
         pair.source.put(b"last")
         await pair.equal()
-        assert sink.listing()[0]["errors"] == 4
+        assert links(sink)[0]["errors"] == 4
         assert sink._letters.counts() == (0, 0)
         (queue, *_) = pair.source.served()
         assert queue.machine.counts.acknowledged == 41
@@ -402,14 +403,14 @@ async def test_an_invalid_peer_is_backed_off_with_a_reason_and_affects_no_other(
                 pair.source.put(b"k%d" % n)
                 await asyncio.sleep(0.005)
             await pair.equal()
-            await eventually(lambda: {r["peer"]: r for r in sink.listing()}[liar.url]["last_error_reason"])
-            rows = {row["peer"]: row for row in sink.listing()}
+            await eventually(lambda: {r["peer"]: r for r in links(sink)}[liar.url]["last_error_reason"])
+            rows = {row["peer"]: row for row in links(sink)}
             assert rows[liar.url]["last_error_reason"] == reason
             assert rows[liar.url]["state"] == "failing"
             assert rows[liar.url]["running"] <= 1
             assert rows[pair.listener.url]["state"] == "running"
             assert sum(row["applied"] for row in rows.values()) == 20
-            assert [source["source_cluster"] for source in sink.overview()["sources"]] == ["east"]
+            assert [source["source_cluster"] for source in overview(sink)["sources"]] == ["east"]
         finally:
             await asyncio.get_running_loop().run_in_executor(None, liar.close)
 
@@ -505,14 +506,14 @@ async def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
         sink = await pair.sink()
         pair.source.put(b"big", b"bigger", b"small")
         pair.source.put(b"huge", size=5_000)
-        await eventually(lambda: sink.overview()["dead_letters"]["kept"] == 3)
-        letters = {row["key"][2]: row for row in await sink.dead_letters()}
+        await eventually(lambda: overview(sink)["dead_letters"]["kept"] == 3)
+        letters = {row["key"][2]: row for row in letters_shown(await sink.dead_letters())}
         pair.cluster.rejecting = {b"bigger"}
         retried = {row["id"]: row for row in await sink.retry_dead_letters(None)}
         assert retried[letters["big"]["id"]]["outcome"] == "applied"
         again = retried[letters["bigger"]["id"]]
         assert (again["outcome"], again["reason"]) == ("rejected", "too-large")
-        left = {row["key"][2]: row for row in await sink.dead_letters()}
+        left = {row["key"][2]: row for row in letters_shown(await sink.dead_letters())}
         assert "big" not in left
         assert left["bigger"]["tries"] == 2
         assert not letters["huge"]["object_kept"]
@@ -532,7 +533,7 @@ async def test_a_change_refused_during_the_retry_of_an_older_dead_letter_is_kept
         pair.cluster.rejecting = {b"k"}
         sink = await pair.sink()
         pair.source.put(b"k")
-        await eventually(lambda: sink.overview()["dead_letters"]["kept"] == 1)
+        await eventually(lambda: overview(sink)["dead_letters"]["kept"] == 1)
         letters = sink._letters
         (row,) = letters.letters()
         older = letters.find(row.id)
@@ -562,10 +563,10 @@ async def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -
         pair.cluster.rejecting = {b"huge"}
         sink = await pair.sink()
         pair.source.put(b"huge", size=5_000)
-        await eventually(lambda: sink.overview()["dead_letters"]["kept"] == 1)
+        await eventually(lambda: overview(sink)["dead_letters"]["kept"] == 1)
 
         async def retried() -> dict[str, Any]:
-            (row,) = await sink.dead_letters()
+            (row,) = letters_shown(await sink.dead_letters())
             assert not row["object_kept"]
             (told,) = await sink.retry_dead_letters([row["id"]])
             return told
@@ -595,7 +596,7 @@ async def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -
         pair.source.queues.cluster_uuid = uuid
         pair.source.put(b"huge", size=30)
         await eventually(lambda: (pair.source.served()[0].machine.counts.acknowledged) >= 2)
-        (row,) = await sink.dead_letters()
+        (row,) = letters_shown(await sink.dead_letters())
         assert row["object_kept"], "the newer, smaller one was refused, too, and kept"
         pair.cluster.rejecting = set()
         (told,) = await sink.retry_dead_letters(None)
@@ -616,7 +617,7 @@ async def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
         assert (await pair.source.acts.object_of("q", asked)).payload is not None
         with pytest.raises(OwnedByOther, match="belongs to cluster west"):
             await pair.source.acts.object_of("q", ObjectRequest(THIRD, "north", key))
-        assert sink.overview()["dead_letters"]["kept"] == 0
+        assert overview(sink)["dead_letters"]["kept"] == 0
 
 
 async def test_a_dead_letter_that_cannot_be_stored_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -635,7 +636,7 @@ async def test_a_dead_letter_that_cannot_be_stored_is_not_acknowledged(monkeypat
             patched.setattr(sink._letters, "add", refuse)
             pair.source.put(b"a", b"b")
             await eventually(lambda: len(calls) >= 2)
-            await eventually(lambda: sink.listing()[0]["last_error_reason"] == "local-fault")
+            await eventually(lambda: links(sink)[0]["last_error_reason"] == "local-fault")
         await eventually(lambda: pair.source.served()[0].machine.counts.acknowledged == 2)
-        assert sink.overview()["dead_letters"]["kept"] == 1
-        assert sink.overview()["sources"][0][PushOutcome.REJECTED.value] == 1
+        assert overview(sink)["dead_letters"]["kept"] == 1
+        assert overview(sink)["sources"][0][PushOutcome.REJECTED.value] == 1

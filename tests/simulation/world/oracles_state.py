@@ -602,13 +602,12 @@ class Ledgers:
                 if queue.stored.owner is None or not queue.stored.owner.cluster:
                     continue
                 failures += ledger_is_open(f"{node.name}: queue {name}", ledger(queue))
-            for counters in services.sink._sources.values():
-                source = counters.as_dict()
-                if source["under_way"]:
-                    failures.append(
-                        f"{node.name}: of what it fetched from {source['source_cluster']} the outcome of "
-                        f"{source['under_way']} changes is not known"
-                    )
+            failures += [
+                f"{node.name}: of what it fetched from {source.cluster_name} the outcome of {source.under_way} changes "
+                f"is not known"
+                for source in services.sink.sources()
+                if source.under_way
+            ]
         return failures
 
 

@@ -19,6 +19,7 @@ from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
+from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.model.vclock import decode_clock, descends
 from isthmus.repl.store.port import Change
 from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG, SEGMENT_BYTES, U32, U64, decode_change, decode_u64, split_tail
@@ -609,10 +610,11 @@ class Told:
                         history.proven_ms.get(bucket_type),
                         history.equal_ms.get(bucket_type),
                     )
-            for (uuid, queue), counters in services.sink._sources.items():
-                numbers = counters.as_dict()
-                received[name, uuid.hex(), queue] = ReceivedTruth(
-                    boots, *(numbers[word] for word in ReceivedTruth._fields[1:])
+            for source in services.sink.sources():
+                received[name, source.cluster.hex(), source.queue] = ReceivedTruth(
+                    boots,
+                    source.fetched_count,
+                    *(source.outcomes[PushOutcome(word)] for word in ReceivedTruth._fields[2:]),
                 )
         settled = frozenset(
             subject

@@ -108,8 +108,7 @@ async def test_a_concurrent_change_is_listed_with_both_clocks() -> None:
             sink = await pair.sink()
 
             async def conflicts() -> list[Any]:
-                listed: list[Any] = (await sink.conflicts(10))["conflicts"]
-                return listed
+                return await sink.conflicts.newest(10)
 
             (conflict,) = await eventually(conflicts)
         assert (conflict.key.key, conflict.queue, conflict.peer) == (b"k", "q", pair.listener.url)

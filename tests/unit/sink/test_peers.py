@@ -18,12 +18,13 @@ from isthmus.sink.backoff import CycleResult, Delays
 from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers, peers_in_effect, workers_of
 from isthmus.sink.scheduler import FetchScheduler, LinkName
 from isthmus.sink.service import Sink
+from tests.support.sink_listings import links, overview
 from tests.support.sink_pair import SinkPair
 from tests.support.waiting import eventually
 
 
-def links(sink: Sink) -> list[tuple[str, str]]:
-    return [(row["queue"], row["from"]) for row in sink.listing()]
+def origins(sink: Sink) -> list[tuple[str, str]]:
+    return [(row["queue"], row["from"]) for row in links(sink)]
 
 
 async def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and_over_restarts() -> None:
@@ -36,15 +37,15 @@ async def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and
         assert sink.status()["reason"] == "not configured"
         await other.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "new site")
         pair.source.put(b"a")
-        await eventually(lambda: links(sink) == links(other) == [("q", "operator")])
+        await eventually(lambda: origins(sink) == origins(other) == [("q", "operator")])
         await pair.equal()
-        assert sink.listing()[0]["set"]["by"] == "ann"
+        assert links(sink)[0]["set"]["by"] == "ann"
         with pytest.raises(BadInput, match="fetched from already"):
             await sink.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "")
         again = await pair.sink(peers=False)
-        assert links(again) == [("q", "operator")]
+        assert origins(again) == [("q", "operator")]
         await again.remove_peer(LinkName("q", pair.listener.url), "bob", "")
-        await eventually(lambda: not links(sink) and not links(other) and not links(again))
+        await eventually(lambda: not origins(sink) and not origins(other) and not origins(again))
         pair.source.put(b"b")
         assert sink.status()["state"] == "idle"
         await sink.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "")
@@ -57,15 +58,15 @@ async def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_unti
     async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
         await sink.remove_peer(LinkName("q", pair.listener.url), "bob", "broken")
-        await eventually(lambda: links(sink) == [("r", "config")])
+        await eventually(lambda: origins(sink) == [("r", "config")])
         again = await pair.sink("q", "r")
-        assert links(again) == [("r", "config")]
-        assert again.overview()["peers_set"][0]["by"] == "bob"
+        assert origins(again) == [("r", "config")]
+        assert overview(again)["peers_set"][0]["by"] == "bob"
         with pytest.raises(BadInput, match="there are: r "):
             await again.remove_peer(LinkName("x", pair.listener.url), "bob", "")
         await again.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "")
-        await eventually(lambda: set(links(again)) == {("q", "config"), ("r", "config")})
-        assert again.overview()["peers_set"] == [], "the file alone says it now"
+        await eventually(lambda: set(origins(again)) == {("q", "config"), ("r", "config")})
+        assert overview(again)["peers_set"] == [], "the file alone says it now"
 
 
 async def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> None:
@@ -75,7 +76,7 @@ async def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> Non
     async with SinkPair() as pair:
         await pair.metastore.put(peers.PATH, b"[", None)
         sink = await pair.sink("q")
-        (row,) = sink.listing()
+        (row,) = links(sink)
         assert row["state"] == "suspended"
         assert peers.PATH in row["reason"]
         with pytest.raises(BadInput, match=peers.PATH):
@@ -83,7 +84,7 @@ async def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> Non
         found = await pair.metastore.get(peers.PATH)
         assert found is not None
         await pair.metastore.put(peers.PATH, b"{}", found.version)
-        await eventually(lambda: sink.listing()[0]["state"] == "running")
+        await eventually(lambda: links(sink)[0]["state"] == "running")
 
 
 async def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_without_it() -> None:
@@ -104,9 +105,9 @@ async def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_with
             await sink.add_peer(PeerSettings(pair.listener.url, "r", "", Path("/nowhere")), "ann", "")
         entry = PeerEntry("r", pair.listener.url, "", "/nowhere", False, "ann", 1, "")
         await peers.DOCUMENT.change(pair.metastore, lambda found: peers.with_peer(found, entry, in_file=False))
-        await eventually(lambda: sink.overview()["peers_unusable"])
-        assert sink.overview()["peers_unusable"][0]["reason"] == "/nowhere is not there"
-        assert links(sink) == [("q", "config")]
+        await eventually(lambda: overview(sink)["peers_unusable"])
+        assert overview(sink)["peers_unusable"][0]["reason"] == "/nowhere is not there"
+        assert origins(sink) == [("q", "config")]
 
 
 async def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
@@ -117,10 +118,10 @@ async def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
         sink = await pair.sink("q", "r")
         await sink.set_queue_workers("q", None, 1, "ann", "")
         await sink.set_queue_workers("q", "w1", 2, "ann", "")
-        assert sink.overview()["workers"]["queue_limits"] == {"q": 2}
-        assert (await pair.sink("q")).overview()["workers"]["queue_limits"] == {"q": 2}
+        assert overview(sink)["workers"]["queue_limits"] == {"q": 2}
+        assert overview(await pair.sink("q"))["workers"]["queue_limits"] == {"q": 2}
         await sink.set_queue_workers("q", "w1", None, "ann", "")
-        assert sink.overview()["workers"]["queue_limits"] == {"q": 1}
+        assert overview(sink)["workers"]["queue_limits"] == {"q": 1}
         with pytest.raises(BadInput, match="fetches from no queue 'x'"):
             await sink.set_queue_workers("x", None, 1, "ann", "")
 

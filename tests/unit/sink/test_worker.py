@@ -101,7 +101,7 @@ async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_
     assert slot.fetcher.ack is not None
     assert slot.fetcher.ack.failed == (() if pushed else (0,))
     assert link.last_error_reason == ("" if pushed else "lease-over")
-    assert counters.as_dict()["under_way"] == 0
+    assert counters.under_way == 0
 
 
 async def test_a_source_reports_how_long_it_waited_for_a_batch() -> None:

@@ -54,110 +54,6 @@ export interface LagRow {
   proofs_unknown_at?: string[];
 }
 
-export interface SinkLink {
-  queue: string;
-  peer: string;
-  source_cluster: string | null;
-  source_uuid: string | null;
-  from: string;
-  suspended: SinkSuspension | null;
-  state: string;
-  reason: string;
-  delay_ms: number | null;
-  errors_in_a_row: number;
-  running: number;
-  applied: number;
-  merged: number;
-  superseded: number;
-  rejected: number;
-  failed: number;
-  recent_lag_ms_p50: number | null;
-  recent_lag_ms_p99: number | null;
-  last_answer_ms: number | null;
-  last_batch_ms: number | null;
-  last_error: string | null;
-  last_error_ms: number | null;
-}
-
-/** One node's sink; `queue`, `peer` and `node` of a suspension are null for all. */
-export interface SinkOverview {
-  node: string;
-  state: string;
-  reason: string;
-  workers: { count: number; busy: number; peer_limit: number; queue_limits: Record<string, number> };
-  throttle: Throttle;
-  limits_set: SignedAct | null;
-  sources: SinkSource[];
-  dead_letters: { kept: number | null; given_up: number | null };
-  suspensions: SinkSuspension[];
-  queue_workers_set: (SignedAct & { queue: string; node: string | null; workers: number })[];
-  peers_set: (SignedAct & { queue: string; url: string; cluster: string; removed: boolean })[];
-  peers_unusable: { queue: string; url: string; reason: string }[];
-  sinks: SinkLink[];
-}
-
-export type SinkSuspension = SignedAct & { queue: string | null; peer: string | null; node: string | null };
-
-export interface SinkSource {
-  source_cluster: string;
-  source_uuid: string;
-  queue: string;
-  fetched: number;
-  fetched_bytes: number;
-  applied: number;
-  merged: number;
-  superseded: number;
-  rejected: number;
-  failed: number;
-  under_way: number;
-  last_batch_ms: number | null;
-}
-
-export interface SinkNodes {
-  nodes: { node: string; sink: SinkOverview | null }[];
-  unknown: Record<string, string>;
-}
-
-/** Rates each second; null in `configured` and `file`: no limit. */
-export interface Rates<T> {
-  bytes_per_second: T;
-  objects_per_second: T;
-}
-
-export interface Throttle {
-  configured: Rates<number | null>;
-  file?: Rates<number | null>;
-  binding: string | null;
-  achieved: Rates<number>;
-  throttled_seconds: number;
-}
-
-export interface DeadLetter {
-  id: number;
-  at_ms: number;
-  queue: string;
-  peer: string;
-  source_cluster: string;
-  /** Bucket type, bucket and key, percent-encoded. */
-  key_encoded: [string, string, string];
-  reason: string;
-  error: string;
-  size_bytes: number;
-  object_kept: boolean;
-  tries: number;
-}
-
-export interface DeadLetterNodes {
-  nodes: {
-    node: string;
-    dead_letters: DeadLetter[] | null;
-    more: boolean | null;
-    kept: number | null;
-    given_up: number | null;
-  }[];
-  unknown: Record<string, string>;
-}
-
 export type Priority = "real_time" | "full_sync" | "fold";
 
 export interface Gap {
@@ -920,6 +816,234 @@ export interface ReferencesPushed {
 export interface GapsClosed {
   closed: number;
   unknown: string[];
+}
+
+export interface SinkWorkers {
+  count: number;
+  busy: number;
+  peer_limit: number;
+  queue_limits: Record<string, number>;
+}
+
+export interface ThrottleRow {
+  configured: RateLimits;
+  binding: string | null;
+  achieved: AchievedRates;
+  throttled_seconds: number;
+}
+
+export interface SinkSource {
+  source_cluster: string;
+  source_uuid: string;
+  queue: string;
+  fetched: number;
+  fetched_bytes: number;
+  applied: number;
+  superseded: number;
+  merged: number;
+  rejected: number;
+  failed: number;
+  under_way: number;
+  last_batch_ms: number | null;
+}
+
+export interface DeadLetterCounts {
+  kept: number | null;
+  given_up: number | null;
+}
+
+export interface SinkSuspensionRow {
+  queue: string | null;
+  peer: string | null;
+  by: string;
+  at_ms: number;
+  reason: string;
+  node: string | null;
+}
+
+export interface SetPeer {
+  queue: string;
+  url: string;
+  cluster: string;
+  token_file: string | null;
+  removed: boolean;
+  by: string;
+  at_ms: number;
+  reason: string;
+}
+
+export interface SetQueueWorkers {
+  queue: string;
+  node: string | null;
+  workers: number;
+  by: string;
+  at_ms: number;
+  reason: string;
+}
+
+export interface UnusablePeer {
+  queue: string;
+  url: string;
+  reason: string;
+}
+
+export interface SinkLink {
+  queue: string;
+  peer: string;
+  source_cluster: string | null;
+  source_uuid: string | null;
+  from: "config" | "discovery" | "operator";
+  set: SignedAct | null;
+  since_ms: number | null;
+  state: string;
+  properties_differ: string[];
+  property_differences: DifferingProperties[];
+  held_types: string[];
+  suspended: SinkSuspensionRow | null;
+  delay_ms: number | null;
+  errors_in_a_row: number;
+  running: number;
+  applied: number;
+  superseded: number;
+  merged: number;
+  rejected: number;
+  failed: number;
+  fetches: number;
+  batches: number;
+  errors: number;
+  lag_ms_p50: number | null;
+  lag_ms_p99: number | null;
+  recent_lag_ms_p50: number | null;
+  recent_lag_ms_p99: number | null;
+  last_answer_ms: number | null;
+  last_batch_ms: number | null;
+  reason: string;
+  last_error: string | null;
+  last_error_reason: string | null;
+  last_error_ms: number | null;
+}
+
+export interface SinkOverview {
+  node: string;
+  actor: "sink";
+  state: string;
+  workers: SinkWorkers;
+  throttle: ThrottleRow;
+  limits_set: SignedAct | null;
+  sources: SinkSource[];
+  dead_letters: DeadLetterCounts;
+  suspensions: SinkSuspensionRow[];
+  peers_set: SetPeer[];
+  queue_workers_set: SetQueueWorkers[];
+  peers_unusable: UnusablePeer[];
+  reason: string;
+  sinks: SinkLink[];
+  notes?: string[];
+}
+
+export interface SinkOfNode {
+  node: string;
+  sink: SinkOverview | null;
+}
+
+export interface SinksOfNodes {
+  nodes: SinkOfNode[];
+  unknown: Record<string, string>;
+}
+
+export interface ClockDot {
+  uuid: string | null;
+  actor: string;
+  partition: number | null;
+  epoch: number | null;
+  offset: number | null;
+}
+
+export interface SeenClock {
+  clock: string;
+  seen: ClockDot[];
+}
+
+export interface ConflictRow {
+  at_ms: number;
+  queue: string;
+  source_cluster: string;
+  source_uuid: string;
+  peer: string;
+  key: [string, string, string];
+  siblings: number;
+  ours: SeenClock;
+  theirs: SeenClock;
+}
+
+export interface ConflictList {
+  node: string;
+  conflicts: ConflictRow[];
+  noted: number;
+  dropped: number;
+  limit: number;
+}
+
+export interface CheckedLine {
+  what: string;
+  state: string;
+  found: string;
+  right: string;
+}
+
+export interface LinkChecked {
+  node: string;
+  queue: string;
+  url: string;
+  checks: CheckedLine[];
+}
+
+export interface DeadLetterRow {
+  id: number;
+  at_ms: number;
+  queue: string;
+  peer: string;
+  source_cluster: string;
+  key: [string, string, string];
+  key_encoded: [string, string, string];
+  size_bytes: number;
+  object_kept: boolean;
+  tries: number;
+  reason: string;
+  error: string;
+}
+
+export interface DeadLetterList {
+  dead_letters: DeadLetterRow[];
+}
+
+export interface DeadLettersOfNode {
+  node: string;
+  dead_letters: DeadLetterRow[] | null;
+  more: boolean | null;
+  kept: number | null;
+  given_up: number | null;
+}
+
+export interface DeadLetterNodes {
+  nodes: DeadLettersOfNode[];
+  unknown: Record<string, string>;
+  at_ms: number;
+}
+
+export interface RetriedLetter {
+  id: number;
+  outcome: string | null;
+  reason: string | null;
+  error: string | null;
+}
+
+export interface LettersRetried {
+  retried: RetriedLetter[];
+}
+
+export interface LettersDropped {
+  dropped: number;
 }
 // end of nouns
 

@@ -12,7 +12,7 @@ import { bytes, count, milliseconds, quantity, rate, seconds, UNKNOWN } from "..
 /** @typedef {import("../js/types.d.ts").ClusterStatus} ClusterStatus */
 /** @typedef {import("../js/types.d.ts").LagRow} LagRow */
 /** @typedef {import("../js/types.d.ts").SinkLink} SinkLink */
-/** @typedef {import("../js/types.d.ts").SinkNodes} SinkNodes */
+/** @typedef {import("../js/types.d.ts").SinksOfNodes} SinksOfNodes */
 /** @typedef {import("../js/badge.js").Tone} Tone */
 
 /**
@@ -30,7 +30,7 @@ import { bytes, count, milliseconds, quantity, rate, seconds, UNKNOWN } from "..
 /** @typedef {{cluster: string, out: Direction | null, in: Direction | null}} Peer */
 /** @typedef {import("../js/types.d.ts").Findings} Findings */
 /** A row, and what stands for a proof that it lacks. @typedef {LagRow & {unproven: string}} JudgedRow */
-/** @typedef {{lag: JudgedRow[], sink: SinkNodes}} Links */
+/** @typedef {{lag: JudgedRow[], sink: SinksOfNodes}} Links */
 /** Name of a series -> its newest places, of the whole cluster. @typedef {Record<string, (number | null)[]>} Lines */
 
 const LINKS_EVERY_MS = 5_000;

@@ -14,15 +14,15 @@ import { time } from "../js/time.js";
 import { atLeast, bytes, count, milliseconds, quantity, seconds } from "../js/units.js";
 
 /** @typedef {import("../js/types.d.ts").SinkLink} SinkLink */
-/** @typedef {import("../js/types.d.ts").SinkNodes} SinkNodes */
+/** @typedef {import("../js/types.d.ts").SinksOfNodes} SinksOfNodes */
 /** @typedef {import("../js/types.d.ts").SinkOverview} SinkOverview */
-/** @typedef {import("../js/types.d.ts").SinkSuspension} SinkSuspension */
-/** @typedef {import("../js/types.d.ts").DeadLetter} DeadLetter */
+/** @typedef {import("../js/types.d.ts").SinkSuspensionRow} SinkSuspensionRow */
+/** @typedef {import("../js/types.d.ts").DeadLetterRow} DeadLetterRow */
 /** @typedef {import("../js/types.d.ts").DeadLetterNodes} DeadLetterNodes */
 /** @typedef {import("../js/dom.js").Child} Child */
 /** @typedef {SinkLink & {node: string}} Link */
 /** @typedef {{queue: string | null, peer: string | null, node: string | null}} Scope null: all */
-/** @typedef {{nodes: SinkNodes, letters: DeadLetterNodes | Error}} Loaded */
+/** @typedef {{nodes: SinksOfNodes, letters: DeadLetterNodes | Error}} Loaded */
 /** @typedef {{node: string, id: number}} LetterName */
 
 const EVERY_MS = 5_000;
@@ -200,7 +200,7 @@ function outcome(word, value, text = count) {
  * @param {() => void} done
  */
 function suspensions(answers, links, done) {
-  /** @type {Map<string, SinkSuspension>} */
+  /** @type {Map<string, SinkSuspensionRow>} */
   const found = new Map();
   for (const one of answers.flatMap((sink) => sink.suspensions)) found.set(scopeKey(one), one);
   if (!found.size) return null;
@@ -296,7 +296,7 @@ function resumeButton({ queue, peer, node }, links, done) {
 
 /**
  * @param {Link[]} links
- * @param {SinkNodes} nodes
+ * @param {SinksOfNodes} nodes
  * @param {() => void} done
  */
 function suspendForm(links, nodes, done) {
@@ -424,7 +424,7 @@ function resumeLink(link, links, done) {
 // -- nodes ------------------------------------------------------------------------------------------------------------
 
 /**
- * @param {SinkNodes} nodes
+ * @param {SinksOfNodes} nodes
  * @param {Link[]} links
  * @param {() => void} done
  */
@@ -510,7 +510,7 @@ function madeBy(made) {
 }
 
 /**
- * @param {SinkNodes} nodes
+ * @param {SinksOfNodes} nodes
  * @param {Link[]} links
  * @param {() => void} done
  */
@@ -701,7 +701,7 @@ function letterCard(letters, showMore, done) {
 
 /**
  * @param {string} node
- * @param {DeadLetter[]} letters
+ * @param {DeadLetterRow[]} letters
  * @param {() => void} done
  */
 function letterTable(node, letters, done) {
@@ -764,7 +764,7 @@ function letterTable(node, letters, done) {
   );
 }
 
-/** @param {DeadLetter} letter */
+/** @param {DeadLetterRow} letter */
 function named({ key_encoded: [type, bucket, key] }) {
   return `Key ${nameText(key)} of bucket ${nameText(bucket)} (type ${nameText(type)})`;
 }

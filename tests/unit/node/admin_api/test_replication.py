@@ -40,7 +40,7 @@ class Cluster:
             membership=SimpleNamespace(live_nodes=lambda: {*self.known}, known_nodes=lambda: {*self.known, "n4"}),
             coordinator=SimpleNamespace(routes=SimpleNamespace(check=lambda _type: None)),
             fullsync=SimpleNamespace(scheduler=SimpleNamespace(peers={})),
-            sink=SimpleNamespace(overview=lambda: {"sources": []}),
+            sink=SimpleNamespace(sources=list),
             queue_acts=SimpleNamespace(owners=dict),
             settings=SimpleNamespace(node=SimpleNamespace(cluster="east")),
             cluster_uuid=b"u" * 16,

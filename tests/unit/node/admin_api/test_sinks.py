@@ -63,7 +63,7 @@ class LetterNode:
         )  # fmt: skip
         self.query = ClusterQuery(name, QueryWires({}))
         self.query.serve(DEAD_LETTERS, DeadLetterResponder(self.sink))
-        self.query.serve(SINK, SinkResponder(self.sink))
+        self.query.serve(SINK, SinkResponder(self.sink, name))
 
     def kept(self) -> list[bytes]:
         """Keys of the letters that are left."""

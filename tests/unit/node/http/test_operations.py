@@ -12,6 +12,7 @@ import pytest
 
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.http.operations import ADMIN_OPERATIONS, OPERATIONS, operation_of, parameters_of
+from isthmus.node.nouns.nouns import NOUNS
 from tests.support.node_status import FakeNodeStatus
 
 KEY = "/buckets/b/keys/k"
@@ -141,6 +142,8 @@ def test_requests_of_our_programs_have_known_parameters_alone() -> None:
 def test_a_search_of_the_dashboard_has_known_parameters_alone() -> None:
     """Pages build longer queries by `new URLSearchParams({...})` and `search.set(...)`."""
     known = {name for each in ADMIN_OPERATIONS.values() for name in each.query}
+    for noun in NOUNS:
+        known |= {name for each in (noun.parameters, *noun.view_parameters.values()) for name in each}
     sent = set()
     for path in (ROOT / "node/dashboard/static/pages").glob("*.js"):
         text = path.read_text()

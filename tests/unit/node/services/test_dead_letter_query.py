@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,10 @@ from isthmus.node.services.dead_letter_query import (
     ListLetters,
 )
 from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import Key
+from isthmus.sink.dead_letters import DeadLetter
+
+LETTER = DeadLetter(7, "q", "http://e1", b"u" * 16, "east", Key(b"t", b"b", b"k"), "too-large", "", 3, b"abc")
 
 
 class ManyLetters:
@@ -24,10 +29,10 @@ class ManyLetters:
         self.count = count
         self.size = size
 
-    async def dead_letter_page(self, after: int, limit: int) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+    async def dead_letter_page(self, after: int, limit: int) -> tuple[list[DeadLetter], tuple[int, int]]:
         """See Sink."""
         numbers = range(after + 1, min(self.count, after + limit) + 1)
-        return [{"id": number, "error": "x" * self.size} for number in numbers], (self.count, 4)
+        return [replace(LETTER, id=number, error="x" * self.size) for number in numbers], (self.count, 4)
 
 
 async def pages(sink: Any, limit: int) -> list[LetterPage]:
@@ -36,7 +41,7 @@ async def pages(sink: Any, limit: int) -> list[LetterPage]:
     after = 0
     while not found or found[-1].more:
         found.append(await DeadLetterResponder(sink).respond(ListLetters(limit, after)))
-        after = found[-1].dead_letters[-1]["id"]
+        after = found[-1].dead_letters[-1].id
     return found
 
 
@@ -44,7 +49,7 @@ async def pages(sink: Any, limit: int) -> list[LetterPage]:
 async def test_every_letter_is_on_one_page(limit: int) -> None:
     """For any limit, a page has at most its limit, and the last one reports that there are no more."""
     found = await pages(ManyLetters(PAGE_MAX + 5 if limit > 5 else 10), limit)
-    numbers = [letter["id"] for page in found for letter in page.dead_letters]
+    numbers = [letter.id for page in found for letter in page.dead_letters]
     assert numbers == list(range(1, found[0].kept + 1))
     assert max(len(page.dead_letters) for page in found) <= min(limit, PAGE_MAX)
     assert found[0].given_up == 4
@@ -53,7 +58,7 @@ async def test_every_letter_is_on_one_page(limit: int) -> None:
 async def test_large_letters_make_short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page ends after the letter that exceeds its size, so that a letter of any size is still sent."""
     monkeypatch.setattr(dead_letter_query, "PAGE_BYTES_MAX", 1_000)
-    assert [len(page.dead_letters) for page in await pages(ManyLetters(5, size=600), 100)] == [2, 2, 1]
+    assert [len(page.dead_letters) for page in await pages(ManyLetters(5, size=400), 100)] == [2, 2, 1]
     assert [len(page.dead_letters) for page in await pages(ManyLetters(2, size=5_000), 100)] == [1, 1]
 
 
