@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
-from isthmus.aae import status as listing
+from isthmus.aae import fullsync_metrics
 from isthmus.aae.exchange.cluster import ClusterTrees
 from isthmus.aae.exchange.local import LocalTrees
 from isthmus.aae.exchange.remote import PeerTrees
@@ -203,7 +203,7 @@ class FullSync(Checkers, ForeignObjects):
         """For Prometheus."""
         scrubbed: Sample = ("isthmus_tree_rows_audited_total", {}, self.scrubber.rows_total)
         own = [*self.trees.metrics(), scrubbed, *self.row_repair.metrics()]
-        return [*own, *listing.samples(self.scheduler, self._time.wall_ms())]
+        return [*own, *fullsync_metrics.samples(self.scheduler, self._time.wall_ms())]
 
     def status(self) -> dict[str, str]:
         """State and reason, shown as `idle: not configured`."""

@@ -192,8 +192,8 @@ def interfaces(nouns: Iterable[DescribedNoun]) -> Iterator[str]:
         yield "\n".join((f"export interface {struct.__name__} {{", *lines, "}"))
 
     for noun in nouns:
-        for _, _, answers in noun.answers():
-            for answer in answers:
+        for each in noun.answers():
+            for answer in each.forms:
                 yield from of(answer)
 
 

@@ -35,7 +35,7 @@ from typing import Any, Final, NoReturn
 import structlog
 import uvloop
 
-from isthmus.aae import status as fullsync_listing
+from isthmus.aae import fullsync_metrics
 from isthmus.aae.row_stream import streams
 from isthmus.aae.trees import tree_cache
 from isthmus.config.loader import ConfigError, load_file
@@ -159,7 +159,7 @@ METRICS: Final = {
     **status.HELP,
     **sink_listing.HELP,
     **tree_cache.HELP,
-    **fullsync_listing.HELP,
+    **fullsync_metrics.HELP,
     **streams.HELP,
     **application.HELP,
     **durations.HELP,

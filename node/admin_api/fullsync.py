@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 import structlog
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from isthmus.aae.scheduling import operator_documents
 from isthmus.aae.scheduling.operator_documents import FullSyncAuditInfo, FullSyncSuspension
@@ -25,17 +27,57 @@ from isthmus.config.validation import check_name
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.admin_api.encoded_names import name_bytes
 from isthmus.node.admin_api.history import ALL, GONE
-from isthmus.node.http.application import HttpApplication, Request, json_reply
-from isthmus.node.http.json_body import BodyHandler
+from isthmus.node.http.application import HttpApplication, Request
+from isthmus.node.http.json_body import add_noun, struct_reply
 from isthmus.node.http.responses import Reply, RequestRefused
-from isthmus.node.nouns.requests import TIME_MAX_MS, AuditedRequest, Encoding, Name, right
+from isthmus.node.nouns.fullsync import (
+    ADD,
+    CHECK_KINDS,
+    CLEAR_RANGE,
+    FULLSYNC,
+    REBUILD,
+    REMOVE,
+    RESUME,
+    RUN,
+    SET,
+    SET_RANGE,
+    SUPPRESS_AUTO,
+    SUSPEND,
+    TREES,
+    AddFullSyncRequest,
+    CheckBegun,
+    ClearRangeRequest,
+    DaysOfNodes,
+    FullSyncChanged,
+    FullSyncNodes,
+    FullSyncOfNode,
+    FullSyncPeerRow,
+    FullSyncResults,
+    FullSyncSuspensionRow,
+    NodeResultRow,
+    PeerResultRow,
+    RebuildTreesRequest,
+    RemoveFullSyncRequest,
+    RunCheckRequest,
+    SetFullSyncRequest,
+    SetRangeRequest,
+    SuppressAutoRequest,
+    SuspendChecksRequest,
+    TreesOfNode,
+    TreesOfNodes,
+    TreesRebuilt,
+)
+from isthmus.node.nouns.requests import AuditedRequest
+from isthmus.node.services.cluster_query import Query
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.fullsync_query import (
+    FULLSYNC_CHECKS,
     FULLSYNC_ORDER,
     FULLSYNC_REFRESH,
     FULLSYNC_RESULTS,
-    FULLSYNC_STATUS,
+    FULLSYNC_SCHEDULE,
+    FULLSYNC_TREES,
     ORDER_TIMEOUT_MS,
     BeginChecks,
     CheckOrder,
@@ -54,9 +96,6 @@ from isthmus.repl.model.errors import BadInput
 
 log = structlog.get_logger(__name__)
 
-SUPPRESSED_MAX: Final = 240
-"""Most checks of kind auto that one request suppresses: the most of a day. More is a suspension."""
-
 RESULTS_MAX: Final = 999_999_999
 """Largest `results`; no peer keeps so many."""
 
@@ -66,82 +105,20 @@ RESULTS_SHOWN: Final = 50
 RESULTS_OF_NODES: Final = 100
 """Newest results of all nodes together in an answer; `?limit=N` asks for others."""
 
-Peer = Annotated[Name, right("a name, or left out for all")]
-NamedPeer = Annotated[Name, right("a text, the name of the full-sync")]
-OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
-WhichNode = Annotated[str, msgspec.Meta(description="The node that does it; null: the one that is asked.")]
-Values = Annotated[dict[str, Any], right('an object, such as {"all": 24, "auto": 0}')]
-TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_MS)]
-KINDS: Final = {kind.value: kind for kind in CheckKind if kind is not CheckKind.NONE}
+KINDS: Final = {name: CheckKind(name) for name in CHECK_KINDS}
 
 
-class RunCheckRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Start a check now."""
-
-    kind: Annotated[Name, right("a text"), msgspec.Meta(extra_json_schema={"enum": list(KINDS)})]
-    peer: Peer | None = None
-    node: WhichNode | None = None
+T = TypeVar("T")
 
 
-class SuspendChecksRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Suspend or resume checks."""
+class PartOfNodes(NamedTuple, Generic[T]):
+    """One part of the full-sync of all nodes, as FullSyncNodes and DaysOfNodes have it."""
 
-    peer: Peer | None = None
-    node: OneNode | None = None
-
-
-class RemoveFullSyncRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Remove a full-sync."""
-
-    peer: NamedPeer
-    node: OneNode | None = None
-
-
-class AddFullSyncRequest(RemoveFullSyncRequest, frozen=True, kw_only=True):
-    """Add a full-sync that no file has."""
-
-    values: Annotated[Values, msgspec.Meta(description="Keys of [[fullsync]], as in a file.")] | None = None
-
-
-class SetFullSyncRequest(AddFullSyncRequest, frozen=True, kw_only=True):
-    """Change settings of a full-sync, or take all changes back."""
-
-    default: Annotated[bool, msgspec.Meta(description="Take all changes back.")] = False
-
-
-class SetRangeRequest(AuditedRequest, frozen=True, kw_only=True):
-    """The range of checks of kind `range`."""
-
-    since_ms: TimeMs
-    before_ms: TimeMs
-    peer: Peer | None = None
-    bucket: Annotated[Name, right("a text, or left out")] | None = None
-    encoding: Encoding | None = None
-    node: WhichNode | None = None
-
-
-class ClearRangeRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Checks of kind `range` have no range. The range of the body, if any, is ignored."""
-
-    peer: Peer | None = None
-    since_ms: Any = None
-    before_ms: Any = None
-    bucket: Any = None
-    node: WhichNode | None = None
-
-
-class SuppressAutoRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Leave out checks of kind `auto`."""
-
-    count: Annotated[int, msgspec.Meta(ge=0, le=SUPPRESSED_MAX)]
-    peer: Peer | None = None
-    node: WhichNode | None = None
-
-
-class RebuildTreesRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Rebuild the trees of this node."""
-
-    partition: Annotated[int, right("a number, or left out for all")] | None = None
+    nodes: dict[str, T | None]
+    gone: dict[str, int]
+    unknown: dict[str, str]
+    at_ms: int
+    skew_ms: int
 
 
 class FullSyncAdmin:
@@ -149,46 +126,56 @@ class FullSyncAdmin:
 
     def __init__(self, services: NodeServices, api: HttpApplication) -> None:
         self._services = services
-        router = api.router
-        router.add("GET", "/admin/fullsync", self._status)
-        router.add("GET", "/admin/fullsync/nodes", self._checks_of_nodes)
-        router.add("GET", "/admin/trees/nodes", self._trees_of_nodes)
-        router.add("GET", "/admin/fullsync/schedule", self._schedule)
-        router.add("GET", "/admin/fullsync/schedule/nodes", self._schedule_of_nodes)
-        router.add("GET", "/admin/fullsync/results", self._results_of_nodes)
-        router.add("POST", "/admin/fullsync/run", BodyHandler(RunCheckRequest, self._run))
-        router.add("POST", "/admin/fullsync/suspend", BodyHandler(SuspendChecksRequest, self._suspend))
-        router.add("POST", "/admin/fullsync/resume", BodyHandler(SuspendChecksRequest, self._resume))
-        router.add("POST", "/admin/fullsync/set", BodyHandler(SetFullSyncRequest, self._set))
-        router.add("POST", "/admin/fullsync/peers/add", BodyHandler(AddFullSyncRequest, self._add))
-        router.add("POST", "/admin/fullsync/peers/remove", BodyHandler(RemoveFullSyncRequest, self._remove))
-        router.add("POST", "/admin/fullsync/set-range", BodyHandler(SetRangeRequest, self._set_range))
-        router.add("POST", "/admin/fullsync/clear-range", BodyHandler(ClearRangeRequest, self._clear_range))
-        router.add("POST", "/admin/fullsync/suppress-auto", BodyHandler(SuppressAutoRequest, self._suppress_auto))
-        router.add("GET", "/admin/trees", self._trees)
-        router.add("POST", "/admin/trees/rebuild", BodyHandler(RebuildTreesRequest, self._rebuild))
+        add_noun(
+            api.router,
+            FULLSYNC,
+            self._status,
+            None,
+            {
+                RUN: self._run,
+                SUSPEND: self._suspend,
+                RESUME: self._resume,
+                SET: self._set,
+                ADD: self._add,
+                REMOVE: self._remove,
+                SET_RANGE: self._set_range,
+                CLEAR_RANGE: self._clear_range,
+                SUPPRESS_AUTO: self._suppress_auto,
+            },
+            {
+                "nodes": self._checks_of_nodes,
+                "schedule": self._schedule,
+                "schedule/nodes": self._schedule_of_nodes,
+                "results": self._results_of_nodes,
+            },
+        )
+        add_noun(api.router, TREES, self._trees, None, {REBUILD: self._rebuild}, {"nodes": self._trees_of_nodes})
 
     @property
     def _manager(self) -> CheckScheduler:
         return self._services.fullsync.scheduler
 
     async def _status(self, request: Request) -> Reply:
-        return json_reply(await self._shown(request.number("results", RESULTS_SHOWN, 0, RESULTS_MAX)))
+        return struct_reply(await self._shown(request.number("results", RESULTS_SHOWN, 0, RESULTS_MAX)))
 
-    async def _shown(self, results: int) -> dict[str, Any]:
+    async def _shown(self, results: int) -> FullSyncOfNode:
         own = self._services.fullsync_status.checks(results)
-        nodes = await self._ask_nodes(FullSyncPart.CHECKS) if own["peers"] else {}
-        for peer in own["peers"]:
-            peer["shared_by"], peer["unknown"] = sharing(peer, nodes)
-            peer["warning"] = warning(peer["shared_by"], peer["unknown"], len(nodes))
-        return own
+        nodes = await self._ask_checks() if own.peers else {}
+        return replace(own, peers=[_with_sharing(peer, nodes) for peer in own.peers])
+
+    async def _changed(self, acted: Mapping[str, list[str] | None], later: list[str] | UnsetType) -> Reply:
+        """The answer to a change: this node's checks, and what each node did."""
+        own = await self._shown(RESULTS_SHOWN)
+        fields = {name: getattr(own, name) for name in own.__struct_fields__}
+        return struct_reply(FullSyncChanged(**fields, acted=dict(acted), later=later))
 
     async def _schedule(self, _request: Request) -> Reply:
-        return json_reply(self._services.fullsync_status.schedule())
+        return struct_reply(self._services.fullsync_status.schedule())
 
     async def _schedule_of_nodes(self, _request: Request) -> Reply:
         """The rest of the day of every node."""
-        return json_reply(await self._of_nodes(FullSyncPart.SCHEDULE))
+        found = await self._of_nodes(FULLSYNC_SCHEDULE, FullSyncPart.SCHEDULE)
+        return struct_reply(DaysOfNodes(found.nodes, found.gone, found.unknown, found.at_ms, found.skew_ms))
 
     async def _results_of_nodes(self, request: Request) -> Reply:
         """The newest results of all nodes (of ?node=NAME), of all peers (of ?peer=NAME), at most ?limit=N."""
@@ -199,16 +186,15 @@ class FullSyncAdmin:
         live = nodes & self._services.membership.live_nodes()
         question = ReadResults(limit, request.query.get("peer"))
         answers = await self._services.query.ask(FULLSYNC_RESULTS, question, live)
-        found = [{"node": name, **one} for name, rows in answers.by_node.items() for one in rows or ()]
+        found = [_result_of_node(name, one) for name, rows in answers.by_node.items() for one in rows or ()]
         unknown = {**dict.fromkeys(sorted(nodes - live), GONE), **answers.unknown}
-        return json_reply({"results": newest_results(found, limit), "unknown": unknown})
+        return struct_reply(FullSyncResults(newest_results(found, limit), unknown))
 
     async def _run(self, request: Request, body: RunCheckRequest) -> Reply:
         kind, by = _kind(body.kind), acting_user(body.by)
         node, done = await self._ordered(body.node, BeginChecks(body.peer, kind, by))
         request.changed(None, {"peers": done.peers})
-        answer = {"peer": body.peer, "peers": done.peers, "node": node, "kind": kind.value, "by": by}
-        return json_reply({**answer, "at_ms": done.at_ms}, 202)
+        return struct_reply(CheckBegun(body.peer, done.peers, node, kind.value, by, done.at_ms), RUN.status)
 
     async def _ordered(self, node: str | None, order: CheckOrder) -> tuple[str, OrderDone]:
         """Have a node (None: this one) do something; the node, and what it did. Raises IsthmusError."""
@@ -219,7 +205,7 @@ class FullSyncAdmin:
     async def _changed_times(self, request: Request, node: str | None, order: SetTimes | LeaveOutAuto) -> Reply:
         name, done = await self._ordered(node, order)
         request.changed(done.before, done.after)
-        return json_reply({**await self._shown(RESULTS_SHOWN), "acted": {name: done.peers}})
+        return await self._changed({name: done.peers}, UNSET)
 
     async def _suspend(self, request: Request, body: SuspendChecksRequest) -> Reply:
         with request.changing(lambda: self._state(body.peer)):
@@ -337,7 +323,7 @@ class FullSyncAdmin:
         meant = set(self._services.membership.known_nodes()) if node is None else {node}
         request = RefreshFullSync(peer, resumed)
         acted = await self._services.query.ask(FULLSYNC_REFRESH, request, meant & live, own_may_fail=True)
-        return json_reply({**await self._shown(RESULTS_SHOWN), "acted": acted.by_node, "later": sorted(meant - live)})
+        return await self._changed(acted.by_node, sorted(meant - live))
 
     def _known_node(self, node: str | None) -> str | None:
         """The node of a body, which may be down; None for all. Raises RequestRefused."""
@@ -353,10 +339,10 @@ class FullSyncAdmin:
 
     async def _known(self, peer: str) -> None:
         """Check that a live node, its file, or an operator's document has the peer. Raises UnknownPeer."""
-        nodes = await self._ask_nodes(FullSyncPart.CHECKS)
-        reported = [rows for answer in nodes.values() if answer is not None for rows in
-                (answer.get("peers") or (), answer.get("removed") or ())]  # fmt: skip
-        known = {one["name"] for rows in reported for one in rows} | set(self._services.fullsync.documents.peers.value)
+        reported = [answer for answer in (await self._ask_checks()).values() if answer is not None]
+        known = {one.name for answer in reported for one in answer.peers}
+        known |= {one.name for answer in reported for one in answer.removed}
+        known |= self._services.fullsync.documents.peers.value.keys()
         if peer not in known:
             there = ", ".join(sorted(known)) or "none"
             raise UnknownPeer(f"there is no full-sync {peer!r} on any node that answers; there are: {there}")
@@ -384,38 +370,41 @@ class FullSyncAdmin:
         return await self._changed_times(request, body.node, SetTimes(body.peer))
 
     async def _trees(self, _request: Request) -> Reply:
-        return json_reply({"node": self._services.settings.node.name, **self._services.fullsync_status.trees()})
+        found = self._services.fullsync_status.trees()
+        return struct_reply(TreesOfNode(self._services.settings.node.name, found.trees, found.mismatches))
 
     async def _trees_of_nodes(self, _request: Request) -> Reply:
-        return json_reply(
-            {"nodes": with_gone(self._services.controller.records, await self._ask_nodes(FullSyncPart.TREES))}
-        )
+        live = self._services.membership.live_nodes()
+        found = (await self._services.query.ask(FULLSYNC_TREES, FullSyncPart.TREES, live)).by_node
+        return struct_reply(TreesOfNodes(with_gone(self._services.controller.records, found)))
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
-        return json_reply(await self.checks_document())
+        return struct_reply(await self._checks())
 
     async def checks_document(self) -> dict[str, Any]:
         """The answer to `GET /admin/fullsync/nodes`."""
-        found = await self._of_nodes(FullSyncPart.CHECKS)
-        standing = self._services.fullsync.documents.suspensions
-        suspensions = [asdict(one) for one in standing.value] if standing.was_read else None
-        return {**found, "suspensions": suspensions, "suspensions_error": standing.error}
+        document: dict[str, Any] = msgspec.to_builtins(await self._checks())
+        return document
 
-    async def _of_nodes(self, part: FullSyncPart) -> dict[str, Any]:
+    async def _checks(self) -> FullSyncNodes:
+        found = await self._of_nodes(FULLSYNC_CHECKS, FullSyncPart.CHECKS)
+        read = self._services.fullsync.documents.suspensions
+        suspensions = [FullSyncSuspensionRow(**asdict(one)) for one in read.value] if read.was_read else None
+        return FullSyncNodes(**found._asdict(), suspensions=suspensions, suspensions_error=read.error)
+
+    async def _of_nodes(self, query: Query[FullSyncPart, T], part: FullSyncPart) -> PartOfNodes[T]:
         """Every node's report, null for a node without one, and why; and since when nodes are down."""
         services = self._services
-        answers = await services.query.ask(FULLSYNC_STATUS, part, services.membership.live_nodes())
+        answers = await services.query.ask(query, part, services.membership.live_nodes())
         nodes = with_gone(services.controller.records, answers.by_node)
         unknown = {node: answers.unknown.get(node, GONE) for node, reported in nodes.items() if reported is None}
         since = {node: services.downtimes.since_ms(node) for node in unknown}
         down = {node: at_ms for node, at_ms in since.items() if at_ms is not None}
-        return {"nodes": nodes, "gone": down, "unknown": unknown, "at_ms": services.time.wall_ms()} | {
-            "skew_ms": services.clocks.cluster_skew_ms()
-        }
+        return PartOfNodes(nodes, down, unknown, services.time.wall_ms(), services.clocks.cluster_skew_ms())
 
-    async def _ask_nodes(self, part: FullSyncPart) -> dict[str, dict[str, Any] | None]:
-        nodes = self._services.membership.live_nodes()
-        return (await self._services.query.ask(FULLSYNC_STATUS, part, nodes)).by_node
+    async def _ask_checks(self) -> dict[str, FullSyncOfNode | None]:
+        live = self._services.membership.live_nodes()
+        return (await self._services.query.ask(FULLSYNC_CHECKS, FullSyncPart.CHECKS, live)).by_node
 
     async def _rebuild(self, request: Request, body: RebuildTreesRequest) -> Reply:
         partition = body.partition
@@ -423,10 +412,20 @@ class FullSyncAdmin:
         request.changed(None, {"rebuilding": meant})
         if partition is not None and not meant:
             raise RequestRefused(404, "unknown-partition", f"this node has no copy of partition {partition}")
-        return json_reply({"rebuilding": meant}, 202)
+        return struct_reply(TreesRebuilt(meant), REBUILD.status)
 
 
 def _kind(name: str) -> CheckKind:
     if name not in KINDS:
         raise RequestRefused(400, "bad-json", f"kind {name!r} is not known; write one of {', '.join(KINDS)}")
     return KINDS[name]
+
+
+def _with_sharing(peer: FullSyncPeerRow, nodes: Mapping[str, FullSyncOfNode | None]) -> FullSyncPeerRow:
+    """A peer with the nodes that compare with its cluster, too."""
+    shared_by, silent = sharing(peer, nodes)
+    return replace(peer, shared_by=shared_by, unknown=silent, warning=warning(shared_by, silent, len(nodes)))
+
+
+def _result_of_node(node: str, result: PeerResultRow) -> NodeResultRow:
+    return NodeResultRow(node=node, **{name: getattr(result, name) for name in result.__struct_fields__})

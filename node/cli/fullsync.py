@@ -12,6 +12,7 @@ import click
 
 from isthmus.config.text import clause
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
+from isthmus.node.cli.described_table import table_of
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     Row,
@@ -36,6 +37,13 @@ from isthmus.node.cli.parameters import (
     time_of,
     with_options,
 )
+from isthmus.node.nouns.fullsync import (
+    CHECK_KINDS,
+    CheckResultRow,
+    FullSyncPeerRow,
+    TreeMismatchRow,
+    TreeRow,
+)
 from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadInput
 
@@ -49,7 +57,6 @@ def _not_empty(_context: click.Context, _parameter: click.Parameter, value: str 
 
 PEER = click.option("--peer", callback=_not_empty, help="Only this [[fullsync]]; without it all of the node.")
 PEER_OF_ALL = click.option("--peer", callback=_not_empty, help="Only this [[fullsync]]; without it all.")
-KINDS: Final = ("all", "day", "hour", "range", "auto")
 
 POLL_S: Final = 0.25
 """Between two looks at a check that `run --wait` waits for."""
@@ -99,16 +106,13 @@ def _queue(peer: Row) -> str:
     return f"{peer.get('queue')} (of {other})" if other else str(peer.get("queue"))
 
 
-PEERS: Final = TableSpec(
-    ("peer", "name"),
-    column("state", state=True),
-    column("next", _next_check, leave=3),
-    column("kind", lambda row: row.get("next_kind") or "-", leave=4),
-    column("bucket_type", leave=1),
-    ("proven as of", lambda row: "never" if row["proven_at_ms"] is None else moment(row["proven_at_ms"])),
-    column("equal as of", lambda row: _equal(row), leave=5),
-    column("repairs to", _queue, leave=2),
-    column("reason", text=True),
+PEERS: Final = table_of(
+    FullSyncPeerRow,
+    next_ms=_next_check,
+    bucket_types=lambda row: row.get("bucket_type"),
+    proven_ms=lambda row: "never" if row["proven_at_ms"] is None else moment(row["proven_at_ms"]),
+    equal_ms=_equal,
+    queue=_queue,
 )
 """One row for each peer and bucket type."""
 
@@ -119,16 +123,9 @@ def _differences(result: Row) -> str:
 
 RESULTS: Final = TableSpec(
     "peer",
-    ("began", moment_of("began_ms")),
-    column("kind", leave=5),
-    column("bucket_type", leave=3),
-    column("verdict", state=True),
-    column("took", lambda result: milliseconds(1000 * result.get("seconds", 0)), leave=6),
-    column("differences", _differences, text=True),
-    column("queued", leave=1),
-    column("left", leave=2),
-    column("transient", leave=4),
-    column("reason", text=True),
+    *table_of(
+        CheckResultRow, seconds=lambda result: milliseconds(1000 * result.get("seconds", 0)), differences=_differences
+    ).columns,
 )
 
 
@@ -297,7 +294,7 @@ class FinishedCheck(NamedTuple):
 
 
 @fullsync_group.command("run", short_help="Begin a check now: everything or a range.")
-@click.argument("kind", type=click.Choice(KINDS), default="all")
+@click.argument("kind", type=click.Choice(CHECK_KINDS), default="all")
 @PEER
 @click.option(
     "--wait",
@@ -444,7 +441,7 @@ def _echo_by_node(act: AdminCommand, answer: Row, done: str) -> None:
         raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
 
 
-WANTED: Final = (*KINDS, "none")
+WANTED: Final = (*CHECK_KINDS, "none")
 
 
 def _wants(_context: click.Context, _parameter: click.Parameter, value: str | None) -> dict[str, int]:
@@ -572,17 +569,8 @@ def _names_of(answer: Row, peer: str | None) -> str:
 
 # --- trees ---
 
-TREES: Final = TableSpec(
-    "node",
-    "partition",
-    "bucket_type",
-    "state",
-    "offset",
-    "bytes",
-    ("built", lambda tree: moment(tree["built_ms"]) if tree.get("built_ms") else "-"),
-    "reason",
-)
-MISMATCHES: Final = TableSpec("node", "partition", "segment", "offset", "against", ("when", moment_of("wall_ms")))
+TREES: Final = TableSpec("node", *table_of(TreeRow).columns)
+MISMATCHES: Final = TableSpec("node", *table_of(TreeMismatchRow).columns)
 
 
 @fullsync_group.command("trees", short_help="The trees of every replica, and wrong segments.")

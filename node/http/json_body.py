@@ -59,9 +59,9 @@ def add_noun(
         router.add("POST", noun.act_path(act), BodyHandler(act.request, handler))
 
 
-def struct_reply(answer: msgspec.Struct) -> Reply:
+def struct_reply(answer: msgspec.Struct, status: int = 200) -> Reply:
     """An answer in the form that its struct describes."""
-    return json_reply(msgspec.to_builtins(answer))
+    return json_reply(msgspec.to_builtins(answer), status)
 
 
 def parse_body(value: Any, model: type[B]) -> B:

@@ -26,6 +26,7 @@ DESCRIPTION: Final = "A refusal has its code in the header `X-Isthmus-Reason`, a
 
 WORDS: Final[Mapping[int, str]] = {
     200: "what was asked for",
+    202: "begun",
     201: "written under the key in `Location`; with `returnbody=true` the answer has the value",
     204: "done",
     300: "siblings: their vtags, or all of them as multipart/mixed or JSON",
@@ -47,7 +48,7 @@ WORDS: Final[Mapping[int, str]] = {
 }
 """Descriptions of statuses; docs/http.md has the reasons."""
 
-_ANSWERS: Final = {(method, path): answers for noun in NOUNS for method, path, answers in noun.answers()}
+_ANSWERS: Final = {(each.method, each.path): each.forms for noun in NOUNS for each in noun.answers()}
 """(method, path) -> the structs of its answers, which `operations` refers to."""
 
 ANYWHERE: Final = (400, 401, 403, 431, 500, 503)

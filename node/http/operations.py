@@ -213,8 +213,6 @@ ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ("GET", "/admin/explain"): _ASKED._replace(
         query={"type": _TEXT_VALUE, "bucket": _TEXT_VALUE, "key": _TEXT_VALUE}, required=("bucket", "key")
     ),
-    ("GET", "/admin/fullsync"): _ASKED._replace(query={"results": NUMBER}),
-    ("GET", "/admin/fullsync/results"): _ASKED._replace(query={"limit": _ROWS, "peer": _TEXT_VALUE, **_OF_NODE}),
     ("GET", "/admin/reconcile/runs/{kind}/{run}"): _ASKED._replace(query=_OF_NODE),
 }
 """As OPERATIONS, of the admin API; `_of_nouns` has those of described nouns."""
@@ -223,7 +221,7 @@ ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
 def _of_nouns() -> Iterator[tuple[tuple[str, str], OperationSpec]]:
     """(method, path) -> the specification of each route of a noun, with the form of its answer."""
     for noun in NOUNS:
-        for method, path, answers in noun.answers():
+        for method, path, answers, status in noun.answers():
             forms = [ref(answer.__name__) for answer in answers]
             usual = _ASKED if method == "GET" else _PUSHED
             parameters = noun.parameters_of(method, path)
@@ -234,8 +232,9 @@ def _of_nouns() -> Iterator[tuple[tuple[str, str], OperationSpec]]:
             yield (
                 (method, path),
                 usual._replace(
+                    statuses=(status, *usual.statuses[1:]),
                     query=query,
-                    answers={200: {_JSON: {"oneOf": forms} if forms[1:] else forms[0]}},
+                    answers={status: {_JSON: {"oneOf": forms} if forms[1:] else forms[0]}},
                 ),
             )
 

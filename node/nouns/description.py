@@ -69,7 +69,7 @@ class Act:
     """A change: POST {item path}/{verb} of one thing, or POST {path}/{verb} `of_all`; "" for the path itself.
 
     `request`: its body. `answer`: what is answered, `plan`: what a dry run answers, where that is another form.
-    `audited`: the act in words, with the path's parameters; "" where it changes nothing."""
+    `audited`: the act in words, with the path's parameters; "" where it changes nothing. `status`: of its answer."""
 
     verb: str
     request: type[AuditedRequest]
@@ -77,6 +77,16 @@ class Act:
     audited: str
     of_all: bool = False
     plan: type[msgspec.Struct] | None = None
+    status: int = 200
+
+
+class RouteAnswer(NamedTuple):
+    """What a route answers: the form, and that of a dry run where it differs."""
+
+    method: str
+    path: str
+    forms: tuple[type[msgspec.Struct], ...]
+    status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +126,13 @@ class DescribedNoun:
         found |= {f"{self.path}/{name}": parameters for name, parameters in self.view_parameters.items()}
         return found.get(path, {}) if method == "GET" else {}
 
-    def answers(self) -> Iterator[tuple[str, str, tuple[type[msgspec.Struct], ...]]]:
-        """(method, path, forms of the answer) of each route."""
-        yield "GET", self.path, (self.listing,)
+    def answers(self) -> Iterator[RouteAnswer]:
+        """The answer of each route."""
+        yield RouteAnswer("GET", self.path, (self.listing,))
         if self.one is not None:
-            yield "GET", self.item_path, (self.one,)
+            yield RouteAnswer("GET", self.item_path, (self.one,))
         for name, answer in self.views.items():
-            yield "GET", f"{self.path}/{name}", (answer,)
+            yield RouteAnswer("GET", f"{self.path}/{name}", (answer,))
         for act in self.acts:
-            yield "POST", self.act_path(act), (act.answer,) if act.plan is None else (act.answer, act.plan)
+            forms = (act.answer,) if act.plan is None else (act.answer, act.plan)
+            yield RouteAnswer("POST", self.act_path(act), forms, act.status)

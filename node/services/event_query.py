@@ -93,15 +93,15 @@ class EventResponder:
 
     def _checks(self, since_ms: int) -> Iterable[Event]:
         """A check that has ended is an event at its end."""
-        for peer in self._fullsync.checks(RESULTS_MAX)["peers"]:
-            for result in peer["results"]:
-                at_ms = int(result["began_ms"] + 1000 * result["seconds"])
+        for peer in self._fullsync.checks(RESULTS_MAX).peers:
+            for result in peer.results:
+                at_ms = int(result.began_ms + 1000 * result.seconds)
                 if at_ms < since_ms:
                     continue
-                verdict, reason = result["verdict"], f": {result['reason']}" if result.get("reason") else ""
-                text = f"{peer['name']}, bucket type {result['bucket_type']}, {result['kind']}: {verdict}{reason}"
+                verdict, reason = result.verdict, f": {result.reason}" if result.reason else ""
+                text = f"{peer.name}, bucket type {result.bucket_type}, {result.kind}: {verdict}{reason}"
                 level = "info" if verdict in ("in-sync", "up-to-date", "repaired") else "warning"
-                number = f"c{peer['name']}/{result['bucket_type']}/{result['began_ms']}"
+                number = f"c{peer.name}/{result.bucket_type}/{result.began_ms}"
                 yield Event(number, at_ms, self._node, CHECK, f"check.{verdict}", level, text)
 
 

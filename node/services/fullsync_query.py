@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from heapq import nlargest
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
@@ -16,6 +16,14 @@ import msgspec
 from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
 from isthmus.aae.scheduling.scheduler import CheckScheduler
 from isthmus.aae.service import FullSync
+from isthmus.node.nouns.fullsync import (
+    CheckResultRow,
+    DayOfNode,
+    FullSyncOfNode,
+    FullSyncPeerRow,
+    PeerResultRow,
+    TreeParts,
+)
 from isthmus.node.services.cluster_query import JsonBody, Query
 from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.repl.model.errors import BadInput, CodecError
@@ -138,15 +146,25 @@ class OrderDone(msgspec.Struct, frozen=True):
     after: dict[str, Any] | None = None
 
 
-FULLSYNC_RESULTS: Final[Query[ReadResults, list[dict[str, Any]]]] = Query(
-    RESULTS_METHOD, JsonBody(RESULTS_METHOD, ReadResults), JsonBody(RESULTS_METHOD, list[dict[str, Any]])
+FULLSYNC_RESULTS: Final[Query[ReadResults, list[PeerResultRow]]] = Query(
+    RESULTS_METHOD, JsonBody(RESULTS_METHOD, ReadResults), JsonBody(RESULTS_METHOD, list[PeerResultRow])
 )
-"""The answer: results with the name of their peer, the newest first."""
+"""The answer: the newest first."""
 FULLSYNC_ORDER: Final[Query[CheckOrder, OrderDone]] = Query(
     ORDER_METHOD, JsonBody(ORDER_METHOD, CheckOrder), JsonBody(ORDER_METHOD, OrderDone)
 )
-FULLSYNC_STATUS: Final[Query[FullSyncPart, dict[str, Any]]] = Query(
-    STATUS_METHOD, FullSyncPartBody(), JsonBody(STATUS_METHOD, dict[str, Any])
+FULLSYNC_STATUS: Final[Query[FullSyncPart, Any]] = Query(
+    STATUS_METHOD, FullSyncPartBody(), JsonBody(STATUS_METHOD, Any)
+)
+"""Every part, as a node serves it; the queries below have the type of one part each."""
+FULLSYNC_CHECKS: Final[Query[FullSyncPart, FullSyncOfNode]] = Query(
+    STATUS_METHOD, FullSyncPartBody(), JsonBody(STATUS_METHOD, FullSyncOfNode)
+)
+FULLSYNC_TREES: Final[Query[FullSyncPart, TreeParts]] = Query(
+    STATUS_METHOD, FullSyncPartBody(), JsonBody(STATUS_METHOD, TreeParts)
+)
+FULLSYNC_SCHEDULE: Final[Query[FullSyncPart, DayOfNode]] = Query(
+    STATUS_METHOD, FullSyncPartBody(), JsonBody(STATUS_METHOD, DayOfNode)
 )
 FULLSYNC_REFRESH: Final[Query[RefreshFullSync, list[str]]] = Query(
     REFRESH_METHOD, JsonBody(REFRESH_METHOD, RefreshFullSync), JsonBody(REFRESH_METHOD, list[str])
@@ -164,7 +182,7 @@ class FullSyncStatusResponder:
     def __init__(self, status: FullSyncStatus) -> None:
         self._status = status
 
-    async def respond(self, part: FullSyncPart) -> dict[str, Any]:
+    async def respond(self, part: FullSyncPart) -> TreeParts | DayOfNode | FullSyncOfNode:
         """See Responder."""
         match part:
             case FullSyncPart.TREES:
@@ -181,7 +199,7 @@ class FullSyncResultsResponder:
     def __init__(self, status: FullSyncStatus) -> None:
         self._status = status
 
-    async def respond(self, request: ReadResults) -> list[dict[str, Any]]:
+    async def respond(self, request: ReadResults) -> list[PeerResultRow]:
         """See Responder."""
         return newest_results(self._status.results(request.peer), request.limit)
 
@@ -225,9 +243,12 @@ def _time_range(order: SetTimes) -> TimeRange | None:
     return TimeRange(order.since_ms, order.before_ms, order.bucket_bytes)
 
 
-def newest_results(results: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+R = TypeVar("R", bound=CheckResultRow)
+
+
+def newest_results(results: Iterable[R], limit: int) -> list[R]:
     """The newest `limit` results, the newest first; at most RESULTS_MAX."""
-    return nlargest(max(0, min(limit, RESULTS_MAX)), results, key=lambda one: one["began_ms"])
+    return nlargest(max(0, min(limit, RESULTS_MAX)), results, key=lambda one: one.began_ms)
 
 
 class FullSyncRefreshResponder:
@@ -266,13 +287,13 @@ class FullSyncSuspendResponder:
         return names
 
 
-def sharing(peer: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any] | None]) -> tuple[list[str], list[str]]:
+def sharing(peer: FullSyncPeerRow, nodes: Mapping[str, FullSyncOfNode | None]) -> tuple[list[str], list[str]]:
     """(nodes that compare with the cluster of `peer`, nodes that did not answer). Two peers are one cluster when they
-    have the same name, or a URL in common; `peer` and the rows of `nodes` are rows of `aae.status`."""
+    have the same name, or a URL in common."""
     found = [
         node
         for node, reported in nodes.items()
-        if reported is not None and any(_same(peer, other) for other in reported.get("peers", ()))
+        if reported is not None and any(_same(peer, other) for other in reported.peers)
     ]
     return sorted(found), sorted(node for node, reported in nodes.items() if reported is None)
 
@@ -286,6 +307,6 @@ def warning(shared_by: list[str], silent: list[str], nodes: int) -> str | None:
     )
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    named = one["cluster"] is not None and one["cluster"] == other["cluster"]
-    return named or bool(set(one["urls"]) & set(other["urls"]))
+def _same(one: FullSyncPeerRow, other: FullSyncPeerRow) -> bool:
+    named = one.cluster is not None and one.cluster == other.cluster
+    return named or bool(set(one.urls) & set(other.urls))

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from isthmus.aae import status
 from isthmus.aae.scheduling.last_comparison import last_comparisons
 from isthmus.aae.scheduling.scheduler import PeerState
 from isthmus.aae.service import FullSync
+from isthmus.node.nouns.fullsync import DayOfNode, FullSyncOfNode, PeerResultRow, TreeParts
+from isthmus.node.services import fullsync_listing
 from isthmus.node.services.queue_coverage import QueueCoverage
 from isthmus.queues.filters import Filter
 from isthmus.repl.model.keys import Key
@@ -35,34 +36,49 @@ class FullSyncStatus:
         self._time = time
         self._fetched = fetched
 
-    def trees(self) -> dict[str, Any]:
+    def trees(self) -> TreeParts:
         """The trees of this node's replicas."""
-        return status.trees_document(self._fullsync.trees)
+        return fullsync_listing.tree_rows(self._fullsync.trees)
 
-    def schedule(self) -> dict[str, Any]:
+    def schedule(self) -> DayOfNode:
         """The rest of the day of each peer, and what was left out."""
-        return {"node": self._node, "peers": status.scheduled(self._fullsync.scheduler)}
+        return DayOfNode(self._node, fullsync_listing.rest_of_day(self._fullsync.scheduler))
 
-    def results(self, peer: str | None) -> list[dict[str, Any]]:
-        """The recorded results of one peer, or (None) of all, each with the peer's name."""
+    def results(self, peer: str | None) -> list[PeerResultRow]:
+        """The recorded results of one peer, or (None) of all."""
         return [
-            {"peer": name, **status.shown(result)}
+            fullsync_listing.result_of_peer(name, result)
             for name, state in self._fullsync.scheduler.peers.items()
             if peer in (None, name)
             for result in state.history.results
         ]
 
-    def checks(self, results: int = 1) -> dict[str, Any]:
+    def checks(self, results: int = 1) -> FullSyncOfNode:
         """The checks of each peer, each with its newest `results`."""
-        manager, now_ms = self._fullsync.scheduler, self._time.wall_ms()
-        found = status.listed(manager, self._fullsync.gap_healer, results, now_ms, self._coverage.owners())
-        for shown in found["peers"]:
-            peer = manager.peers[shown["name"]]
-            shown["compares"] = self.compared(peer)
-            shown["equal_types"] = self.equal_types(peer)
-            shown["both_ways"] = bool(shown["equal_types"])
-        found |= status.operator_overrides(manager)
-        return {**self._fullsync.status(), "node": self._node, "sent": self._coverage.sent(), **found}
+        manager, status, owners = self._fullsync.scheduler, self._fullsync.status(), self._coverage.owners()
+        peers = [
+            fullsync_listing.peer_row(
+                manager,
+                peer,
+                self._fullsync.gap_healer,
+                results,
+                owners,
+                compares=self.compared(peer),
+                equal_types=self.equal_types(peer),
+            )
+            for peer in manager.peers.values()
+        ]
+        return FullSyncOfNode(
+            node=self._node,
+            actor="full-sync",
+            state=status["state"],
+            reason=status["reason"],
+            sent=self._coverage.sent(),
+            running=fullsync_listing.running_check(manager, self._time.wall_ms()),
+            peers=peers,
+            removed=fullsync_listing.removed_peers(manager),
+            left_out=fullsync_listing.peers_left_out(manager),
+        )
 
     def equal_types(self, peer: PeerState) -> list[str]:
         """The bucket types of which both clusters are to have the same, since they replicate in both directions: this

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from isthmus.aae import status
+from isthmus.node.nouns.fullsync import SentQueue
 from isthmus.queues.filters import Filter
 from isthmus.queues.service import QueueService
 from isthmus.queues.wire import UnknownQueue
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
+
+
+class Owner(NamedTuple):
+    """The cluster that owns a queue."""
+
+    name: str
+    uuid: str
+    """In hex."""
+
+
+Owners = Mapping[str, Owner | None]
+"""The queues of this node; None: no cluster has fetched from it yet."""
 
 
 class QueueCoverage:
@@ -35,8 +47,8 @@ class QueueCoverage:
         except UnknownQueue:
             return default
 
-    def sent(self) -> list[dict[str, Any]]:
-        """Real-time replication: {"queue", "cluster", "uuid", "bucket_types"} of each queue that has an owner."""
+    def sent(self) -> list[SentQueue]:
+        """Real-time replication: each queue that has an owner."""
         found = []
         for name in self._queues.machines():
             queue = self._queues.named(name)
@@ -44,14 +56,14 @@ class QueueCoverage:
             if owner is None or not owner.cluster:
                 continue
             types = sorted(one for one in self._known_types() if queue.filter.includes_some(one.encode()))
-            found.append({"queue": name, "cluster": owner.name, "uuid": owner.cluster.hex(), "bucket_types": types})
+            found.append(SentQueue(name, owner.name, owner.cluster.hex(), types))
         return found
 
-    def owners(self) -> dict[str, status.Owner | None]:
+    def owners(self) -> dict[str, Owner | None]:
         """Each queue of this node with the cluster that owns it."""
         owners = {name: self._queues.named(name).stored.owner for name in self._queues.machines()}
         return {
-            name: None if owner is None or not owner.cluster else status.Owner(owner.name, owner.cluster.hex())
+            name: None if owner is None or not owner.cluster else Owner(owner.name, owner.cluster.hex())
             for name, owner in owners.items()
         }
 

@@ -80,9 +80,9 @@ def test_what_a_filter_leaves_out_is_not_sent() -> None:
         world.wait_until_quiet(300.0)
         assert [what for oracle in world.oracles for what in oracle.judge(world)] == []
         east, west = (node.node for node in world.nodes if node.node is not None)
-        (to_west,), (to_east,) = (each.services.fullsync_status.checks()["peers"] for each in (east, west))
-        assert (to_west["equal_types"], to_west["both_ways"]) == (to_west["bucket_types"], True)
-        assert (to_east["equal_types"], to_east["both_ways"]) == ([], False)
+        (to_west,), (to_east,) = (each.services.fullsync_status.checks().peers for each in (east, west))
+        assert (to_west.equal_types, to_west.both_ways) == (to_west.bucket_types, True)
+        assert (to_east.equal_types, to_east.both_ways) == ([], False)
         found: dict[str, set[str]] = {"east": set(), "west": set()}
         for key, done in world.history.keys.items():
             writers = {each.value: each.cluster for each in done if each.value}

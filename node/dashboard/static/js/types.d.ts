@@ -98,108 +98,6 @@ export interface LedgerRow {
   in_flight: number | null;
 }
 
-export interface FullsyncResult {
-  bucket_type: string;
-  kind: string;
-  began_ms: number;
-  seconds: number;
-  verdict: string;
-  reason: string;
-  keys: number;
-  segments: number;
-  differences: Record<string, number>;
-  queued: number;
-  left: number;
-  transient: number;
-  filtered: number;
-  by: string;
-}
-
-export interface FullsyncPeer {
-  name: string;
-  urls: string[];
-  cluster: string | null;
-  origin: "file" | "set" | "added";
-  set: (SignedAct & { values: Record<string, unknown> })[];
-  auto_left_out: number;
-  wants: Record<string, number>;
-  all_window: string;
-  cluster_slice: number;
-  queue: string;
-  queue_delisted: boolean;
-  queue_of_other: string | null;
-  bucket_types: string[];
-  bidirectional: boolean;
-  state: string;
-  reason: string;
-  suspended: SignedAct | null;
-  next_ms: number | null;
-  next_kind: string | null;
-  retry: { tries: number; reason: string } | null;
-  range: { since_ms: number; before_ms: number; bucket_encoded: string | null } | null;
-  gaps_open: number | null;
-  gaps_queues: string[];
-  proven_ms: Record<string, number | null>;
-  equal_ms?: Record<string, number | null>;
-  named: { bucket_type: string; bucket: string; key: string; difference: string }[];
-  newest: Record<string, FullsyncResult | null>;
-}
-
-export interface FullsyncRunning {
-  peer: string;
-  kind: string;
-  bucket_type: string;
-  began_ms: number;
-  by: string;
-  state: string;
-  branches_differing: number;
-  branches_done: number;
-  keys_compared: number;
-  differences: number;
-  queued: number;
-  estimate_s: number | null;
-}
-
-export interface FullsyncNode {
-  state: string;
-  reason: string;
-  running: FullsyncRunning | null;
-  peers: FullsyncPeer[];
-  removed: (SignedAct & { name: string })[];
-  left_out: { name: string; reason: string }[];
-}
-
-export interface FullsyncNodes {
-  nodes: Record<string, FullsyncNode | null>;
-  gone: Record<string, number>;
-  unknown: Record<string, string>;
-  suspensions: (SignedAct & { peer: string | null; node: string | null })[] | null;
-  suspensions_error: string;
-}
-
-export interface FullsyncSchedule {
-  nodes: Record<
-    string,
-    {
-      peers: {
-        name: string;
-        suspended: boolean;
-        slots: number | null;
-        slot_ms: number | null;
-        retry: { at_ms: number; kind: string; tries: number } | null;
-        checks: { at_ms: number; kind: string }[];
-        skipped: { at_ms: number; kind: string; reason: string }[];
-      }[];
-    } | null
-  >;
-  unknown: Record<string, string>;
-}
-
-export interface FullsyncResults {
-  results: (FullsyncResult & { node: string; peer: string })[];
-  unknown: Record<string, string>;
-}
-
 export interface RunRow {
   kind: "comparison" | "seed" | "import";
   run: string;
@@ -1044,6 +942,290 @@ export interface LettersRetried {
 
 export interface LettersDropped {
   dropped: number;
+}
+
+export interface SentQueue {
+  queue: string;
+  cluster: string;
+  uuid: string;
+  bucket_types: string[];
+}
+
+export interface RunningCheckRow {
+  peer: string;
+  kind: string;
+  bucket_type: string;
+  began_ms: number;
+  by: string;
+  state: string;
+  branches_differing: number;
+  branches_done: number;
+  keys_compared: number;
+  differences: number;
+  queued: number;
+  estimate_s: number | null;
+}
+
+export interface PeerSettingsRow {
+  by: string;
+  at_ms: number;
+  reason: string;
+  values: Record<string, unknown>;
+}
+
+export interface CheckRetry {
+  tries: number;
+  reason: string;
+}
+
+export interface CheckRange {
+  since_ms: number;
+  before_ms: number;
+  bucket: string | null;
+  bucket_encoded: string | null;
+}
+
+export interface DifferingKey {
+  bucket_type: string;
+  bucket: string;
+  key: string;
+  difference: string;
+}
+
+export interface CheckResultRow {
+  began_ms: number;
+  kind: string;
+  bucket_type: string;
+  verdict: string;
+  seconds: number;
+  proven: boolean;
+  segments: number;
+  keys: number;
+  differences: Record<string, number>;
+  queued: number;
+  left: number;
+  transient: number;
+  filtered: number;
+  by: string;
+  unexplained: number;
+  refused: number;
+  segments_ahead: number;
+  lacking: boolean;
+  reason: string;
+}
+
+export interface FullSyncPeerRow {
+  name: string;
+  urls: string[];
+  cluster: string | null;
+  origin: "added" | "file" | "set";
+  set: PeerSettingsRow[];
+  state: string;
+  suspended: SignedAct | null;
+  next_ms: number | null;
+  next_kind: string | null;
+  retry: CheckRetry | null;
+  range: CheckRange | null;
+  wants: Record<string, number>;
+  auto_left_out: number;
+  all_window: string;
+  cluster_slice: number;
+  bidirectional: boolean;
+  bucket_types: string[];
+  proven_ms: Record<string, number | null>;
+  equal_ms: Record<string, number | null>;
+  equal_types: string[];
+  both_ways: boolean;
+  compares: Record<string, string[]>;
+  queue: string;
+  queue_delisted: boolean;
+  queue_of_other: string | null;
+  gaps_open: number | null;
+  gaps_queues: string[];
+  gaps_uncompared: number;
+  gaps_uncompared_types: string[];
+  gaps_wait_s: number | null;
+  gaps_closed: number;
+  named: DifferingKey[];
+  newest: Record<string, CheckResultRow | null>;
+  newest_looked: Record<string, CheckResultRow | null>;
+  results: CheckResultRow[];
+  shared_by?: string[];
+  unknown?: string[];
+  warning?: string | null;
+  reason: string;
+}
+
+export interface RemovedPeer {
+  name: string;
+  by: string;
+  at_ms: number;
+  reason: string;
+}
+
+export interface PeerLeftOut {
+  name: string;
+  reason: string;
+}
+
+export interface FullSyncOfNode {
+  node: string;
+  actor: "full-sync";
+  state: string;
+  reason: string;
+  sent: SentQueue[];
+  running: RunningCheckRow | null;
+  peers: FullSyncPeerRow[];
+  removed: RemovedPeer[];
+  left_out: PeerLeftOut[];
+}
+
+export interface FullSyncSuspensionRow {
+  peer: string | null;
+  node: string | null;
+  by: string;
+  at_ms: number;
+  reason: string;
+}
+
+export interface FullSyncNodes {
+  nodes: Record<string, FullSyncOfNode | null>;
+  gone: Record<string, number>;
+  unknown: Record<string, string>;
+  at_ms: number;
+  skew_ms: number;
+  suspensions: FullSyncSuspensionRow[] | null;
+  suspensions_error: string;
+}
+
+export interface RetryRow {
+  at_ms: number;
+  kind: string;
+  tries: number;
+}
+
+export interface DueCheckRow {
+  at_ms: number;
+  kind: string;
+}
+
+export interface SkippedCheck {
+  at_ms: number;
+  kind: string;
+  reason: string;
+}
+
+export interface PeerDay {
+  name: string;
+  suspended: boolean;
+  slots: number | null;
+  slot_ms: number | null;
+  retry: RetryRow | null;
+  checks: DueCheckRow[];
+  skipped: SkippedCheck[];
+}
+
+export interface DayOfNode {
+  node: string;
+  peers: PeerDay[];
+}
+
+export interface DaysOfNodes {
+  nodes: Record<string, DayOfNode | null>;
+  gone: Record<string, number>;
+  unknown: Record<string, string>;
+  at_ms: number;
+  skew_ms: number;
+}
+
+export interface NodeResultRow {
+  began_ms: number;
+  kind: string;
+  bucket_type: string;
+  verdict: string;
+  seconds: number;
+  proven: boolean;
+  segments: number;
+  keys: number;
+  differences: Record<string, number>;
+  queued: number;
+  left: number;
+  transient: number;
+  filtered: number;
+  by: string;
+  unexplained: number;
+  refused: number;
+  segments_ahead: number;
+  lacking: boolean;
+  reason: string;
+  peer: string;
+  node: string;
+}
+
+export interface FullSyncResults {
+  results: NodeResultRow[];
+  unknown: Record<string, string>;
+}
+
+export interface CheckBegun {
+  peer: string | null;
+  peers: string[];
+  node: string;
+  kind: string;
+  by: string;
+  at_ms: number;
+}
+
+export interface FullSyncChanged {
+  node: string;
+  actor: "full-sync";
+  state: string;
+  reason: string;
+  sent: SentQueue[];
+  running: RunningCheckRow | null;
+  peers: FullSyncPeerRow[];
+  removed: RemovedPeer[];
+  left_out: PeerLeftOut[];
+  acted: Record<string, string[] | null>;
+  later?: string[];
+}
+
+export interface TreeRow {
+  partition: number;
+  bucket_type: string;
+  state: string;
+  offset: number;
+  bytes: number | null;
+  built_ms: number | null;
+  building_keys: number | null;
+  reason: string;
+}
+
+export interface TreeMismatchRow {
+  partition: number;
+  segment: number;
+  offset: number;
+  against: string;
+  wall_ms: number;
+}
+
+export interface TreesOfNode {
+  node: string;
+  trees: TreeRow[];
+  mismatches: TreeMismatchRow[];
+}
+
+export interface TreeParts {
+  trees: TreeRow[];
+  mismatches: TreeMismatchRow[];
+}
+
+export interface TreesOfNodes {
+  nodes: Record<string, TreeParts | null>;
+}
+
+export interface TreesRebuilt {
+  rebuilding: number[];
 }
 // end of nouns
 

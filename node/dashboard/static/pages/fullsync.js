@@ -12,15 +12,15 @@ import { facts, table } from "../js/table.js";
 import { age, moment, time } from "../js/time.js";
 import { count, milliseconds, quantity, seconds } from "../js/units.js";
 
-/** @typedef {import("../js/types.d.ts").FullsyncNodes} FullsyncNodes */
-/** @typedef {import("../js/types.d.ts").FullsyncPeer} FullsyncPeer */
-/** @typedef {import("../js/types.d.ts").FullsyncResult} FullsyncResult */
-/** @typedef {import("../js/types.d.ts").FullsyncResults} FullsyncResults */
-/** @typedef {import("../js/types.d.ts").FullsyncRunning} FullsyncRunning */
-/** @typedef {import("../js/types.d.ts").FullsyncSchedule} FullsyncSchedule */
+/** @typedef {import("../js/types.d.ts").FullSyncNodes} FullSyncNodes */
+/** @typedef {import("../js/types.d.ts").FullSyncPeerRow} FullSyncPeerRow */
+/** @typedef {import("../js/types.d.ts").CheckResultRow} CheckResultRow */
+/** @typedef {import("../js/types.d.ts").FullSyncResults} FullSyncResults */
+/** @typedef {import("../js/types.d.ts").RunningCheckRow} RunningCheckRow */
+/** @typedef {import("../js/types.d.ts").DaysOfNodes} DaysOfNodes */
 /** @typedef {import("../js/badge.js").Tone} Tone */
 /** @typedef {import("../js/dom.js").Child} Child */
-/** @typedef {{node: string, peer: FullsyncPeer}} Row a compared cluster as one node has it */
+/** @typedef {{node: string, peer: FullSyncPeerRow}} Row a compared cluster as one node has it */
 /** @typedef {{at_ms: number, node: string, peer: string, kind: string, word: string, tone: Tone, reason: string}} Due */
 
 const EVERY_MS = 4_000; // an exchange takes seconds as a rule
@@ -78,7 +78,7 @@ export const page = {
     const watched = watch(
       states,
       "/admin/fullsync/nodes",
-      (/** @type {FullsyncNodes} */ answer) => {
+      (/** @type {FullSyncNodes} */ answer) => {
         listed.offer(answer);
         return [shownRunning(answer), shownSuspensions(answer, reload), shownPeers(answer, reload)];
       },
@@ -115,7 +115,7 @@ function unknownNodes(unknown, what, gone = {}) {
 
 // -- exchanges --------------------------------------------------------------------------------------------------------
 
-/** @param {FullsyncNodes} answer */
+/** @param {FullSyncNodes} answer */
 function shownRunning({ nodes, unknown, gone }) {
   const running = Object.entries(nodes).flatMap(([node, each]) => each?.running ? [{ node, run: each.running }] : []);
   return h(
@@ -131,7 +131,7 @@ function shownRunning({ nodes, unknown, gone }) {
 
 /**
  * @param {string} node
- * @param {FullsyncRunning} run
+ * @param {RunningCheckRow} run
  */
 function shownExchange(node, run) {
   const order = Object.keys(STAGES);
@@ -168,7 +168,7 @@ function shownExchange(node, run) {
 // -- suspensions ------------------------------------------------------------------------------------------------------
 
 /**
- * @param {FullsyncNodes} answer
+ * @param {FullSyncNodes} answer
  * @param {() => void} done
  */
 function shownSuspensions({ suspensions, suspensions_error }, done) {
@@ -239,7 +239,7 @@ function followed({ acted, later = [] }) {
 // -- compared clusters ------------------------------------------------------------------------------------------------
 
 /**
- * @param {FullsyncNodes} answer
+ * @param {FullSyncNodes} answer
  * @param {() => void} done
  */
 function shownPeers(answer, done) {
@@ -367,7 +367,7 @@ function shownPeer(name, rows, nodes, silent, done) {
   );
 }
 
-/** Whether the reason of a peer's state calls for somebody. @param {FullsyncPeer} peer */
+/** Whether the reason of a peer's state calls for somebody. @param {FullSyncPeerRow} peer */
 function troubled(peer) {
   return peer.queue_delisted || peer.queue_of_other !== null;
 }
@@ -384,13 +384,13 @@ function stateOf(rows) {
     : { word: [...words].sort().join(", "), tone: "busy" };
 }
 
-/** @param {FullsyncPeer} peer @returns {Tone | undefined} */
+/** @param {FullSyncPeerRow} peer @returns {Tone | undefined} */
 function toneOf(peer) {
   if (troubled(peer)) return "bad";
   return peer.state === "scheduled" && peer.retry ? "warn" : undefined;
 }
 
-/** @param {FullsyncPeer} peer */
+/** @param {FullSyncPeerRow} peer */
 function queueOf(peer) {
   if (peer.queue_delisted) return `${peer.queue} (there is none)`;
   return peer.queue_of_other ? `${peer.queue} (of ${peer.queue_of_other})` : peer.queue;
@@ -490,7 +490,7 @@ function nodesTable(name, rows, done) {
   ], rows);
 }
 
-/** @param {NonNullable<FullsyncPeer["range"]>} range */
+/** @param {Pick<import("../js/types.d.ts").CheckRange, "since_ms" | "before_ms" | "bucket_encoded">} range */
 function rangeText({ since_ms, before_ms, bucket_encoded: bucket }) {
   return `${moment(since_ms)} to ${moment(before_ms)}${bucket === null ? "" : `, bucket ${nameText(bucket)}`}`;
 }
@@ -510,7 +510,7 @@ function newestTable(rows) {
     },
     { title: "Began", cell: ({ newest }) => newest && time(newest.began_ms) },
     { title: "Kind", cell: ({ newest }) => newest?.kind },
-    .../** @type {import("../js/table.js").Column<{newest: FullsyncResult | null}>[]} */ (
+    .../** @type {import("../js/table.js").Column<{newest: CheckResultRow | null}>[]} */ (
       countColumns((row) => row.newest)
     ),
     { title: "Reason", cell: ({ newest }) => newest?.reason },
@@ -520,11 +520,11 @@ function newestTable(rows) {
 /**
  * The counts of a result; nothing without one.
  * @template Shown
- * @param {(row: Shown) => FullsyncResult | null} of
+ * @param {(row: Shown) => CheckResultRow | null} of
  * @returns {import("../js/table.js").Column<Shown>[]}
  */
 function countColumns(of) {
-  /** @param {string} title @param {string} hint @param {(result: FullsyncResult) => Child} cell */
+  /** @param {string} title @param {string} hint @param {(result: CheckResultRow) => Child} cell */
   const column = (title, hint, cell) => ({
     title,
     hint,
@@ -544,7 +544,7 @@ function countColumns(of) {
   ];
 }
 
-/** @param {FullsyncResult} result */
+/** @param {CheckResultRow} result */
 function differences({ differences }) {
   const found = Object.entries(differences).filter(([, number]) => number);
   return found.length ? found.map(([kind, number]) => h("div", {}, `${count(number)} ${kind}`)) : "0";
@@ -768,7 +768,7 @@ function scheduleAct(name, rows, values, done) {
 
 // -- schedule ---------------------------------------------------------------------------------------------------------
 
-/** @param {FullsyncSchedule} answer */
+/** @param {DaysOfNodes} answer */
 function shownSchedule({ nodes, unknown }) {
   /** @type {Due[]} */
   const due = [];
@@ -887,12 +887,12 @@ function resultsList(box, { signal, query, setQuery }) {
       if (wanted.node) search.set("node", wanted.node);
       return get(`/admin/fullsync/results?${search}`, s);
     },
-    (/** @type {FullsyncResults} */ answer) => shownResults(answer, wanted.verdict),
+    (/** @type {FullSyncResults} */ answer) => shownResults(answer, wanted.verdict),
     { everyMs: SLOW_MS, signal },
   );
   return {
     reload: watched.reload,
-    /** @param {FullsyncNodes} answer */
+    /** @param {FullSyncNodes} answer */
     offer: ({ nodes }) => {
       offer("node", Object.keys(nodes));
       offer("peer", Object.values(nodes).flatMap((each) => (each?.peers ?? []).map((peer) => peer.name)).sort());
@@ -901,7 +901,7 @@ function resultsList(box, { signal, query, setQuery }) {
 }
 
 /**
- * @param {FullsyncResults} answer
+ * @param {FullSyncResults} answer
  * @param {string} verdict
  */
 function shownResults({ results, unknown }, verdict) {
@@ -944,7 +944,7 @@ function shownResults({ results, unknown }, verdict) {
         { title: "Kind", cell: (row) => row.kind },
         { title: "Bucket type", cell: (row) => row.bucket_type },
         { title: "Took", number: true, cell: (row) => milliseconds(row.seconds * 1000) },
-        .../** @type {import("../js/table.js").Column<FullsyncResults["results"][number]>[]} */ (
+        .../** @type {import("../js/table.js").Column<FullSyncResults["results"][number]>[]} */ (
           countColumns((row) => row)
         ),
         { title: "By", cell: (row) => nowrap(visible(row.by) || "the schedule") },

@@ -26,9 +26,9 @@ from isthmus.aae.scheduling.operator_documents import (
     suspension_for,
 )
 from isthmus.aae.scheduling.schedule import HOUR_MS, CheckKind
-from isthmus.aae.status import operator_overrides
 from isthmus.config.settings import Address, FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
+from isthmus.node.nouns.fullsync import FullSyncOfNode
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.fullsync_query import (
     FULLSYNC_ORDER,
@@ -50,6 +50,7 @@ from tests.unit.aae.scheduling.scheduler.test_checks import (
     SchedulerFixture,
     ended,
     operator_view,
+    struct_view,
     wait_until_running,
 )
 
@@ -96,8 +97,8 @@ class Node:
     def _follow(self) -> None:
         self.fixture.scheduler.apply_documents(self.documents, FakeAccess(self.tokens))
 
-    def _own(self, _results: int = 1) -> dict[str, Any]:
-        return {**operator_view(self.fixture), **operator_overrides(self.fixture.scheduler)}
+    def _own(self, _results: int = 1) -> FullSyncOfNode:
+        return struct_view(self.fixture)
 
     @property
     def peers(self) -> dict[str, FullSyncSettings]:
@@ -276,8 +277,8 @@ async def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Pat
     await one.act("peers/remove", peer="west", by="ann", reason="gone for good")
     (two,) = await cluster.start("n2")
     assert (one.peers, two.peers) == ({}, {})
-    (removed,) = two._own("")["removed"]
-    assert (removed["name"], removed["by"], removed["reason"]) == ("west", "ann", "gone for good")
+    (removed,) = two._own().removed
+    assert (removed.name, removed.by, removed.reason) == ("west", "ann", "gone for good")
     assert (await two.act("set", peer="west", values={"all": 3}))[0] == 400
     await two.act("set", peer="west", default=True)
     assert (one.peers, two.peers) == ({"west": WEST}, {"west": WEST})

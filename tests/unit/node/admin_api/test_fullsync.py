@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -17,6 +17,7 @@ from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
 from isthmus.aae.scheduling.scheduler import CheckScheduler
 from isthmus.config.settings import FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
+from isthmus.node.nouns.fullsync import FullSyncOfNode
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.fullsync_query import (
     FULLSYNC_ORDER,
@@ -80,12 +81,17 @@ def manager_in(directory: Path) -> CheckScheduler:
     )
 
 
+NO_CHECKS: Final = FullSyncOfNode(
+    node="n1", actor="full-sync", state="idle", reason="", sent=[], running=None, peers=[], removed=[], left_out=[]
+)
+
+
 class NoChecks:
     """Answers FULLSYNC_STATUS with nothing."""
 
-    async def respond(self, _part: FullSyncPart) -> dict[str, Any]:
+    async def respond(self, _part: FullSyncPart) -> FullSyncOfNode:
         """See Responder."""
-        return {}
+        return NO_CHECKS
 
 
 class Wires:
@@ -112,7 +118,7 @@ def services_of(node: str, manager: CheckScheduler, others: dict[str, ClusterQue
     query.serve(FULLSYNC_RESULTS, FullSyncResultsResponder(shown))
     return SimpleNamespace(
         fullsync=fullsync, settings=SimpleNamespace(node=SimpleNamespace(name=node)), query=query,
-        fullsync_status=SimpleNamespace(checks=lambda *_: {"peers": []}), time=SystemTime(),
+        fullsync_status=SimpleNamespace(checks=lambda *_: NO_CHECKS), time=SystemTime(),
         membership=SimpleNamespace(live_nodes=lambda: live, known_nodes=lambda: live | {*down}),
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ def api() -> AdminApi:
 def test_a_noun_has_the_routes_that_it_describes(api: AdminApi, noun: DescribedNoun) -> None:
     """List, one, and each act are routed, the acts with the described bodies."""
     routed = {(method, path): handler for path, method, handler in api.router.routes()}
-    assert {(method, path) for method, path, _ in noun.answers()} <= set(routed)
+    assert {(each.method, each.path) for each in noun.answers()} <= set(routed)
     for act in noun.acts:
         handler = routed["POST", noun.act_path(act)]
         assert isinstance(handler, BodyHandler)
@@ -45,9 +45,9 @@ def test_openapi_has_the_form_of_each_answer(api: AdminApi, noun: DescribedNoun)
     example; the parameters of the description are those of the listing."""
     document = describe(api, "operators", "1", objects=False)
     schemas = document["components"]["schemas"]
-    for method, path, answers in noun.answers():
+    for method, path, answers, status in noun.answers():
         described = document["paths"][path][method.lower()]
-        schema = described["responses"]["200"]["content"]["application/json"]["schema"]
+        schema = described["responses"][str(status)]["content"]["application/json"]["schema"]
         references = [each["$ref"] for each in schema.get("oneOf", [schema])]
         assert references == [f"#/components/schemas/{answer.__name__}" for answer in answers]
         for answer in answers:
@@ -71,7 +71,7 @@ def test_each_act_has_words_for_the_audit_log(noun: DescribedNoun) -> None:
 @each_noun
 def test_answers_are_read_back_as_they_are_described(noun: DescribedNoun) -> None:
     """An example of each answer is read back unchanged as its struct, and the listing has a list of the noun's rows."""
-    for answer in (answer for _, _, answers in noun.answers() for answer in answers):
+    for answer in (answer for each in noun.answers() for answer in each.forms):
         example = example_of(answer)
         assert msgspec.to_builtins(msgspec.convert(example, answer, strict=True)) == example
     described = inspect.type_info(noun.listing)

@@ -89,7 +89,7 @@ async def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
         assert coverage.bucket_types("typed") == ["other"]
         assert coverage.bucket_types("fs") == ["default", "other"]
         assert gaps._types_of({"partition": None, "queue": "fs"}) == {"default", "other"}
-        assert {row["queue"]: row["bucket_types"] for row in coverage.sent()} == {
+        assert {row.queue: row.bucket_types for row in coverage.sent()} == {
             "rt": ["default", "other"], "fs": [], "part": ["default", "other"], "north": ["default", "other"],
         }  # fmt: skip
 

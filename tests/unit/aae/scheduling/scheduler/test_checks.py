@@ -11,6 +11,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pytest
 from msgpack import packb
 
@@ -18,6 +19,7 @@ from isthmus.aae.exchange.compare import BehindSide, ComparedRow, KeyDifference
 from isthmus.aae.exchange.compare import DifferenceKind as DifferenceKind
 from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.exchange.run import ExchangeOutcome
+from isthmus.aae.fullsync_metrics import samples
 from isthmus.aae.scheduling import check
 from isthmus.aae.scheduling.check import PeerCheck, PeerChecker, Repairs, rest_s
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps, GapToHeal
@@ -26,11 +28,13 @@ from isthmus.aae.scheduling.last_comparison import ComparedDifferences, last_com
 from isthmus.aae.scheduling.proofs import Proof, QueueMarks
 from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind, TimeRange, parse_window
 from isthmus.aae.scheduling.scheduler import Busy, CheckScheduler, UnknownPeer
-from isthmus.aae.status import Owner, Owners, listed, samples, scheduled
 from isthmus.config.settings import FullSyncSettings
+from isthmus.node.nouns.fullsync import FullSyncOfNode
+from isthmus.node.services.queue_coverage import Owner, Owners
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import Key
 from tests.support.fullsync_fakes import FakeMembers, FakeProofs
+from tests.support.fullsync_listings import checks_of, days_of
 
 pytestmark = pytest.mark.virtual_time
 
@@ -198,9 +202,14 @@ class NoGaps(Gaps):
 
 def operator_view(fixture: SchedulerFixture, owners: Owners = MappingProxyType({"to-west": None})) -> dict[str, Any]:
     """The status that operators see."""
-    return listed(
-        fixture.scheduler, GapHealer(fixture.scheduler, NoGaps(), fixture.clock), 10, fixture.clock.ms, owners
-    )
+    shown: dict[str, Any] = msgspec.to_builtins(struct_view(fixture, owners))
+    return shown
+
+
+def struct_view(fixture: SchedulerFixture, owners: Owners = MappingProxyType({"to-west": None})) -> FullSyncOfNode:
+    """The same, as nodes send it."""
+    healing = GapHealer(fixture.scheduler, NoGaps(), fixture.clock)
+    return checks_of(fixture.scheduler, healing, 10, fixture.clock.ms, owners)
 
 
 async def test_a_day_has_the_configured_checks(tmp_path: Path) -> None:
@@ -333,7 +342,7 @@ async def test_a_late_check_is_skipped_and_shown(tmp_path: Path) -> None:
     assert fixture.checkers["west"].checks == []
     assert [one.reason for one in fixture.scheduler.peers["west"].skipped] == ["late"] * 6
     assert fixture.alarm.at_ms == START + 6 * HOUR_MS
-    assert [row["reason"] for row in scheduled(fixture.scheduler)[0]["skipped"]] == ["late"] * 6
+    assert [row["reason"] for row in days_of(fixture.scheduler)[0]["skipped"]] == ["late"] * 6
 
 
 async def test_a_suspended_peer_is_left_alone_also_after_a_restart(tmp_path: Path) -> None:

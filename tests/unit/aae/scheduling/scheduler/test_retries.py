@@ -13,10 +13,10 @@ import pytest
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.aae.scheduling.history import FullSyncHistory
 from isthmus.aae.scheduling.schedule import HOUR_MS, CheckKind, TimeRange
-from isthmus.aae.status import scheduled
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.storage.slot_file import SlotFile
+from tests.support.fullsync_listings import days_of
 from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, SchedulerFixture, ended, operator_view
 
 pytestmark = pytest.mark.virtual_time
@@ -83,7 +83,7 @@ async def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -
     (row,) = operator_view(fixture)["peers"]
     assert (row["next_ms"], row["next_kind"]) == (START + 30_000, "auto")
     assert row["retry"] == {"tries": 1, "reason": "roots: no connection"}
-    assert scheduled(fixture.scheduler)[0]["retry"] == {"at_ms": START + 30_000, "kind": "auto", "tries": 1}
+    assert days_of(fixture.scheduler)[0]["retry"] == {"at_ms": START + 30_000, "kind": "auto", "tries": 1}
     assert row["reason"] == "could not look, tried again (1 of 5): roots: no connection"
     await fixture.pass_until(START + HOUR_MS - 1)
     began = [(check.began_ms - START) // 1000 for check in checker.checks]

@@ -6,30 +6,35 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from isthmus.node.nouns.fullsync import FullSyncOfNode, FullSyncPeerRow, TreeParts
 from isthmus.node.services.cluster_query import ClusterQuery
-from isthmus.node.services.fullsync_query import FULLSYNC_STATUS, FullSyncPart, sharing, warning
+from isthmus.node.services.fullsync_query import FULLSYNC_STATUS, FULLSYNC_TREES, FullSyncPart, sharing, warning
 from isthmus.repl.model.errors import CodecError, PeerFault
+from tests.support.noun_examples import example_of
 
 pytestmark = pytest.mark.virtual_time
 
 
-def fullsync_status(cluster: str | None, *urls: str) -> dict[str, Any]:
+def fullsync_status(cluster: str | None, *urls: str) -> FullSyncOfNode:
     """A node with one peer."""
-    return {"peers": [{"name": "x", "cluster": cluster, "urls": list(urls)}]}
+    peer = {**example_of(FullSyncPeerRow), "name": "x", "cluster": cluster, "urls": list(urls)}
+    return msgspec.convert({**example_of(FullSyncOfNode), "peers": [peer]}, FullSyncOfNode)
 
 
 def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() -> None:
     """Peers are of one cluster by its name or by one URL; one node of several alone gets a warning, unless a node that
     is silent may be another."""
-    peer = fullsync_status("west", "http://w1")["peers"][0]
-    nodes: Mapping[str, Mapping[str, Any] | None] = {
+    peer = fullsync_status("west", "http://w1").peers[0]
+    nodes: Mapping[str, FullSyncOfNode | None] = {
         "a": fullsync_status("west", "http://w1"),
         "b": fullsync_status(None, "http://w9", "http://w1"),
         "c": fullsync_status("west", "http://w7"),
         "d": fullsync_status("north", "http://n1"),
-        "e": {"peers": []},
+        "e": replace(fullsync_status("north"), peers=[]),
         "f": None,
     }
     assert sharing(peer, nodes) == (["a", "b", "c"], ["f"])
@@ -37,7 +42,7 @@ def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() ->
     assert warning(["a"], [], 1) is None, "there is no other node"
     assert warning(["a"], ["f"], 3) is None, "not known"
     assert "only a compares" in str(warning(["a"], [], 3))
-    assert sharing(fullsync_status(None, "http://w2")["peers"][0], {"d": fullsync_status(None, "http://n1")}) == (
+    assert sharing(fullsync_status(None, "http://w2").peers[0], {"d": fullsync_status(None, "http://n1")}) == (
         [],
         [],
     )
@@ -48,7 +53,7 @@ async def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
 
     class EchoHandler:
         async def respond(self, part: FullSyncPart) -> dict[str, Any]:
-            return {"what": part.value}
+            return {"trees": [], "mismatches": [], "part": part.value}
 
     async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         assert (method, timeout_ms > 0) == ("fullsync", True)
@@ -59,6 +64,9 @@ async def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
     query = ClusterQuery("n1", SimpleNamespace(request=request))
     query.serve(FULLSYNC_STATUS, EchoHandler())
     found = await query.ask(FULLSYNC_STATUS, FullSyncPart.TREES, ["n1", "n2", "silent"])
-    assert found.by_node == {"n1": {"what": "trees"}, "n2": {"what": "trees"}, "silent": None}
+    answer = {"trees": [], "mismatches": [], "part": "trees"}
+    assert found.by_node == {"n1": answer, "n2": answer, "silent": None}
+    typed = await query.ask(FULLSYNC_TREES, FullSyncPart.TREES, ["n2"])
+    assert typed.by_node == {"n2": TreeParts([], [])}
     with pytest.raises(CodecError, match="checks, trees"):
         await query.request_handlers()["fullsync"]("n2", b"everything")
