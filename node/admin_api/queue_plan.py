@@ -12,7 +12,7 @@ from typing import Any
 from isthmus.config.settings import QueueSettings
 from isthmus.config.text import quantity
 from isthmus.node.nouns.queue import PRIORITIES, QueuePlan, QueuePriority, WaitingByPriority
-from isthmus.node.services.queue_summary import QueueListings
+from isthmus.node.services.queue_summary import QueueListings, shares_by_node
 from isthmus.queues.filters import includes_more, parse_filter
 from isthmus.queues.queue_documents import PUBLISHING, SERVING
 
@@ -23,8 +23,8 @@ def plan_of(act: str, name: str, listings: QueueListings, **wish: Any) -> QueueP
     `wish`: "start" of a release (0: the first change, None: now, else a wall-clock time), "what" and "node" of a
     suspension.
     """
-    rows = [row for listed in listings.values() for row in listed or () if row.name == name]
-    silent = sorted(node for node, listed in listings.items() if listed is None)
+    shares, untold = shares_by_node(name, listings)
+    rows, silent = list(shares.values()), sorted(untold)
     waiting = {
         priority: None if silent else _total([getattr(row.priorities, priority) for row in rows])
         for priority in PRIORITIES

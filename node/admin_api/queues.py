@@ -42,7 +42,6 @@ from isthmus.node.nouns.queue import (
     PlannedQueueRequest,
     PushReferencesRequest,
     Queues,
-    QueueShares,
     QueuesOfNode,
     QueuesOfNodes,
     QueueValuesRequest,
@@ -132,15 +131,21 @@ class QueueAdmin:
     async def nodes(self, _request: Request) -> Reply:
         """Every queue on every node; null for a node that does not answer, or is gone."""
         asked = self._nodes()
-        found = (await self._services.query.ask(QUEUE_LISTING, ListQueues(), asked)).by_node
+        found = (await self._services.query.ask(QUEUE_LISTING, ListQueues(failures=True), asked)).by_node
         told = with_gone(self._services.controller.records, found).items()
-        return struct_reply(QueuesOfNodes([QueuesOfNode(node, one, node not in asked) for node, one in told]))
+        rows = [
+            QueuesOfNode(node, None, node not in asked)
+            if one is None
+            else QueuesOfNode(node, one.queues, node not in asked, one.failed)
+            for node, one in told
+        ]
+        return struct_reply(QueuesOfNodes(rows))
 
     async def cluster(self, _request: Request) -> Reply:
         """Every queue of the whole cluster, joined from all nodes; a number that is not known is null, with the
         reason."""
         asked, records = self._nodes(), self._services.controller.records
-        answers = await self._services.query.ask(QUEUE_LISTING, ListQueues(), asked)
+        answers = await self._services.query.ask(QUEUE_LISTING, ListQueues(failures=True), asked)
         gone = sorted(with_gone(records, answers.by_node).keys() - asked)
         unknown = {**answers.unknown, **dict.fromkeys(gone, GONE)}
         return struct_reply(Queues(queue_rows(answers.by_node, records), unknown, self._services.time.wall_ms()))
@@ -370,7 +375,7 @@ class QueueAdmin:
 
     async def _planned(self, act: str, name: str, **wish: Any) -> Reply:
         self._services.queues.named(name)
-        listings = (await self._services.query.ask(QUEUE_LISTING, ListQueues(), self._nodes())).by_node
+        listings = (await self._services.query.ask(QUEUE_LISTING, ListQueues(failures=True), self._nodes())).by_node
         types = {record.bucket_type for record in self._services.controller.records.values()}
         return struct_reply(plan_of(act, name, listings, bucket_types=types, **wish))
 
@@ -383,7 +388,7 @@ class QueueAdmin:
         return await self._listed(notes)
 
     async def _listed(self, notes: list[str] | msgspec.UnsetType = msgspec.UNSET) -> Reply:
-        return struct_reply(QueueShares(await shares_of(self._services.queues), notes))
+        return struct_reply(msgspec.structs.replace(await shares_of(self._services.queues), notes=notes))
 
     def _audit_info(self, body: AuditedRequest) -> AuditInfo:
         return AuditInfo(acting_user(body.by), self._services.time.wall_ms(), body.reason or "")

@@ -172,6 +172,8 @@ def status(node: str | None, results: int, query: AdminCommand) -> None:
         click.echo(printable(f"{one.get('name')}: removed {attribution(one)}"))
     for one in objects_in(answer, "left_out"):
         click.echo(printable(f"warning: {one.get('name')}: does not count on this node: {one.get('reason')}"))
+    for peer_name, why in object_in(answer, "failed").items():
+        click.echo(printable(f"warning: {peer_name}: cannot be shown: {why}"))
     shown = [{**result, "peer": peer.get("name")} for peer in peers for result in peer.get("results", ())]
     if shown:
         click.echo("")
@@ -206,6 +208,11 @@ def _echo_cluster(query: AdminCommand, results: int) -> None:
         f"warning: {one.get('name')}: does not count on node {node}: {one.get('reason')}"
         for node, of in known.items()
         for one in objects_in(of, "left_out")
+    ]
+    sentences += [
+        f"warning: {name}: cannot be shown by node {node}: {why}"
+        for node, of in known.items()
+        for name, why in object_in(of, "failed").items()
     ]
     for sentence in dict.fromkeys(sentences):
         click.echo(printable(sentence))

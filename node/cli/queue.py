@@ -104,18 +104,28 @@ def list_queues(node: str | None, query: AdminCommand) -> None:
     leads."""
     rows = _of_nodes(query, node)
     if query.json:
-        echo_json({"queues": [row for row in rows if "name" in row], "silent": _silent_nodes(rows)})
+        failed = [row for row in rows if FAILED in row]
+        answer = {"queues": [row for row in rows if "name" in row and FAILED not in row], "silent": _silent_nodes(rows)}
+        echo_json({**answer, "failed": failed} if failed else answer)
         return
     QUEUES.echo(rows)
 
 
+FAILED: Final = "failed"
+"""In a row of a queue whose share a node could not show: why."""
+
+
 def _of_nodes(query: AdminCommand, node: str | None) -> list[Row]:
-    """A row for each queue of each node; of a node that does not answer one that says so."""
+    """A row for each queue of each node; of a node that does not answer, or cannot show a share, one that says so."""
     rows: list[Row] = []
     for each in of_node(objects_in(query.get("/admin/queues/nodes"), "nodes"), node):
         silent = "the node is gone: others lead its share" if each.get("gone") else "the node does not answer"
         queues = objects_in(each, "queues") if isinstance(each.get("queues"), list) else [{"reason": silent}]
         rows += [{**queue, "node": each.get("node")} for queue in queues]
+        rows += [
+            {"node": each.get("node"), "name": name, FAILED: why, "reason": f"cannot be shown: {why}"}
+            for name, why in object_in(each, "failed").items()
+        ]
     return rows
 
 
@@ -140,8 +150,9 @@ def show(name: str, node: str | None, query: AdminCommand) -> None:
     """Everything about queue NAME: owner, filter, limits, suspensions, and what waits, in sum and on each node. With
     --node its counters there."""
     rows = _of_nodes(query, node)
-    found = [queue for queue in rows if queue.get("name") == name]
+    found = [queue for queue in rows if queue.get("name") == name and FAILED not in queue]
     silent = _silent_nodes(rows)
+    silent |= {str(row["node"]): row["reason"] for row in rows if FAILED in row and row["name"] == name}
     if not found:
         known = sorted({str(queue["name"]) for queue in rows if "name" in queue})
         if silent and not known:

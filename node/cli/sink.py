@@ -164,6 +164,11 @@ def list_sinks(node: str | None, query: AdminCommand) -> None:
         why = object_in(answer, "unknown").get(str(each.get("node"))) or "the node does not answer"
         silent = {} if isinstance(each.get("sink"), dict) else {"reason": why}
         rows += [{**sink, **silent, "node": each.get("node")} for sink in sinks]
+        rows += [
+            dict(zip(("queue", "peer"), link.split(" ", 1), strict=False))
+            | {"node": each.get("node"), "reason": f"cannot be shown: {why}"}
+            for link, why in object_in(object_in(each, "sink"), "failed").items()
+        ]
     SINKS.echo(rows)
 
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from isthmus.node.nouns.description import Act, DescribedNoun, Parameter, TableColumn, means
 from isthmus.node.nouns.requests import TIME_MAX_MS, AuditedRequest, Encoding, Name, OneNode, right
-from isthmus.node.nouns.rows import SignedAct
+from isthmus.node.nouns.rows import FailedRows, SignedAct
 
 CHECK_KINDS: Final = ("all", "day", "hour", "range", "auto")
 """What a check may look at; a slot of kind "none" has no check."""
@@ -202,7 +202,7 @@ class SentQueue(msgspec.Struct, frozen=True):
     bucket_types: Annotated[list[str], means("That it offers.")]
 
 
-class FullSyncOfNode(msgspec.Struct, frozen=True, kw_only=True):
+class FullSyncOfNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one node compares."""
 
     node: str
@@ -214,6 +214,7 @@ class FullSyncOfNode(msgspec.Struct, frozen=True, kw_only=True):
     peers: list[FullSyncPeerRow]
     removed: list[RemovedPeer]
     left_out: list[PeerLeftOut]
+    failed: FailedRows = UNSET
 
 
 class FullSyncChanged(FullSyncOfNode, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from isthmus.node.nouns.description import Act, DescribedNoun, TableColumn, means
 from isthmus.node.nouns.requests import TIME_MAX_MS, AuditedRequest, DryRun, Encoding, Name, OneNode, Rate, right
-from isthmus.node.nouns.rows import AchievedRates, DifferingProperties, RateLimits, SignedAct, ThrottleRow
+from isthmus.node.nouns.rows import AchievedRates, DifferingProperties, FailedRows, RateLimits, SignedAct, ThrottleRow
 from isthmus.repl.model.vclock import MAX_OFFSET
 
 PUSH_MAX: Final = 10_000
@@ -188,14 +188,16 @@ class QueueShares(msgspec.Struct, frozen=True, omit_defaults=True):
 
     queues: list[QueueShare]
     notes: Annotated[list[str] | UnsetType, means("What else to know of the change.")] = UNSET
+    failed: FailedRows = UNSET
 
 
-class QueuesOfNode(msgspec.Struct, frozen=True):
+class QueuesOfNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """The shares of one node."""
 
     node: str
     queues: Annotated[list[QueueShare] | None, means("Null: it does not answer, or is gone.")]
     gone: bool
+    failed: FailedRows = UNSET
 
 
 class QueuesOfNodes(msgspec.Struct, frozen=True):

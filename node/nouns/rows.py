@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from msgspec import UnsetType
 
 from isthmus.node.nouns.description import means
 from isthmus.repl.model.vclock import OFFSET_BITS, offset_of, parts_of
+
+FailedRows = Annotated[
+    dict[str, str] | UnsetType, means("What a defect of the program kept from being listed -> why; absent: nothing.")
+]
 
 
 class SignedAct(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from isthmus.config.settings import SINK_WORKERS_MAX
 from isthmus.node.nouns.description import Act, DescribedNoun, Parameter, TableColumn, means
 from isthmus.node.nouns.requests import AuditedRequest, OneNode, Rate
-from isthmus.node.nouns.rows import ClockDot, DifferingProperties, SignedAct, ThrottleRow
+from isthmus.node.nouns.rows import ClockDot, DifferingProperties, FailedRows, SignedAct, ThrottleRow
 
 
 def rates_in_words(rates: Mapping[str, Any], nothing: str) -> str:
@@ -234,6 +234,7 @@ class SinkOverview(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     peers_unusable: list[UnusablePeer]
     reason: Annotated[str, means("Why it is as it is.", TableColumn(text=True, nothing=True))]
     sinks: list[SinkLink]
+    failed: FailedRows = UNSET
     notes: Annotated[list[str] | UnsetType, means("What else to know of the change.")] = UNSET
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from isthmus.aae.scheduling.last_comparison import last_comparisons
 from isthmus.aae.scheduling.scheduler import PeerState
 from isthmus.aae.service import FullSync
-from isthmus.node.nouns.fullsync import DayOfNode, FullSyncOfNode, PeerResultRow, TreeParts
+from isthmus.node.nouns.fullsync import DayOfNode, FullSyncOfNode, FullSyncPeerRow, PeerResultRow, TreeParts
 from isthmus.node.services import fullsync_listing
 from isthmus.node.services.queue_coverage import QueueCoverage
+from isthmus.node.services.separate_rows import SeparateRows
 from isthmus.queues.filters import Filter
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import TimeSource
@@ -56,8 +57,10 @@ class FullSyncStatus:
     def checks(self, results: int = 1) -> FullSyncOfNode:
         """The checks of each peer, each with its newest `results`."""
         manager, status, owners = self._fullsync.scheduler, self._fullsync.status(), self._coverage.owners()
-        peers = [
-            fullsync_listing.peer_row(
+        rows = SeparateRows({})
+
+        def row(peer: PeerState) -> FullSyncPeerRow:
+            return fullsync_listing.peer_row(
                 manager,
                 peer,
                 self._fullsync.gap_healer,
@@ -66,8 +69,8 @@ class FullSyncStatus:
                 compares=self.compared(peer),
                 equal_types=self.equal_types(peer),
             )
-            for peer in manager.peers.values()
-        ]
+
+        peers = [one for name, peer in manager.peers.items() for one in rows.make(name, row, peer)]
         return FullSyncOfNode(
             node=self._node,
             actor="full-sync",
@@ -78,6 +81,7 @@ class FullSyncStatus:
             peers=peers,
             removed=fullsync_listing.removed_peers(manager),
             left_out=fullsync_listing.peers_left_out(manager),
+            failed=rows.shown(),
         )
 
     def equal_types(self, peer: PeerState) -> list[str]:

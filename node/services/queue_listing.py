@@ -17,11 +17,13 @@ from isthmus.node.nouns.queue import (
     QueuePriorities,
     QueuePriority,
     QueueShare,
+    QueueShares,
     QueueThrottle,
     ReferenceLimits,
     SuspensionRow,
 )
 from isthmus.node.nouns.rows import DifferingProperties
+from isthmus.node.services.separate_rows import SeparateRows
 from isthmus.queues.backlog_count import Backlog
 from isthmus.queues.bulk_queue import BulkQueue
 from isthmus.queues.queue_documents import QueueSuspension
@@ -34,10 +36,17 @@ from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.property_digests import types_of
 
 
-async def shares_of(queues: QueueService) -> list[QueueShare]:
+async def shares_of(queues: QueueService) -> QueueShares:
     """A share for each queue, in the order in which they were defined."""
     held, live = queues.queue_store.unread, queues.cluster.live_nodes()
-    return [_share(one, queues.node, await queues.backlog(one), queues.time, live, held) for one in queues.servers()]
+    shares: list[QueueShare] = []
+    rows = SeparateRows({})
+    for one in queues.servers():
+        try:
+            shares.append(_share(one, queues.node, await queues.backlog(one), queues.time, live, held))
+        except Exception as error:  # noqa: BLE001 -- logged as unforeseen
+            rows.fail(one.settings.name, error)
+    return QueueShares(shares, failed=rows.shown())
 
 
 def _share(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from isthmus.node.nouns.queue import QueueShare
+from isthmus.node.nouns.queue import QueueShare, QueueShares
 from isthmus.node.services.cluster_query import ClusterQuery, JsonBody, Query
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_status import FullSyncStatus
@@ -30,8 +30,11 @@ UPTO_MAX_MS: Final = 1 << 62
 """The end of a time range that names none: later than any wall clock."""
 
 
-class ListQueues(msgspec.Struct, frozen=True, tag_field="what", tag="listing"):
-    """Every queue of the node."""
+class ListQueues(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="what", tag="listing"):
+    """Every queue of the node. A version that does not know `failures` answers with the list of shares alone."""
+
+    failures: bool = False
+    """Name also what could not be listed."""
 
 
 class ListGaps(msgspec.Struct, frozen=True, tag_field="what", tag="gaps"):
@@ -127,11 +130,22 @@ QueueRequest = ListQueues | ListGaps | ReadLedger | ReadLedgers | ReadLags | Rea
 
 _Rows = list[dict[str, Any]]
 
+
+class _ListingBody(JsonBody[QueueShares]):
+    """Shares with what could not be listed, or the list of shares alone."""
+
+    def __init__(self) -> None:
+        super().__init__(METHOD, list[QueueShare] | QueueShares)
+
+    def decode(self, body: bytes) -> QueueShares:
+        """See Codec."""
+        found: QueueShares | list[QueueShare] = super().decode(body)
+        return QueueShares(found) if isinstance(found, list) else found
+
+
 QUEUES: Final[Query[QueueRequest, Any]] = Query(METHOD, JsonBody(METHOD, QueueRequest), JsonBody(METHOD, Any))
 """All requests of the method, as a node serves them; the queries below have the types of one request each."""
-QUEUE_LISTING: Final[Query[ListQueues, list[QueueShare]]] = Query(
-    METHOD, JsonBody(METHOD, ListQueues), JsonBody(METHOD, list[QueueShare])
-)
+QUEUE_LISTING: Final[Query[ListQueues, QueueShares]] = Query(METHOD, JsonBody(METHOD, ListQueues), _ListingBody())
 OPEN_GAPS: Final[Query[ListGaps, _Rows]] = Query(METHOD, JsonBody(METHOD, ListGaps), JsonBody(METHOD, _Rows))
 LEDGER: Final[Query[ReadLedger, dict[str, Any]]] = Query(
     METHOD, JsonBody(METHOD, ReadLedger), JsonBody(METHOD, dict[str, Any])
@@ -169,7 +183,8 @@ class QueueResponder:
         acts = self._acts
         match request:
             case ListQueues():
-                return await shares_of(self._queues)
+                found = await shares_of(self._queues)
+                return found if request.failures else found.queues
             case ListGaps():
                 return [self._with_history(row) for row in acts.gaps(request.name)]
             case ReadLedger():

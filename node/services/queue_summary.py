@@ -20,12 +20,14 @@ from isthmus.node.nouns.queue import (
     QueueRates,
     QueueRow,
     QueueShare,
+    QueueShares,
 )
 from isthmus.node.nouns.rows import AchievedRates
 from isthmus.node.services.replication_lag import joined_reasons, why_uncovered
+from isthmus.node.services.separate_rows import failed_in
 from isthmus.repl.model.record import PartitionRecord
 
-QueueListings = Mapping[str, Sequence[QueueShare] | None]
+QueueListings = Mapping[str, QueueShares | None]
 """Node -> its shares of the queues; None: no answer."""
 
 SHARED: Final = (
@@ -39,22 +41,21 @@ MIXED: Final = "mixed"
 
 def queue_rows(answers: QueueListings, records: Mapping[int, PartitionRecord]) -> list[QueueRow]:
     """A row for each queue that some node lists, by name."""
-    names = sorted({row.name for listed in answers.values() for row in listed or ()})
+    names = sorted({row.name for listed in answers.values() if listed is not None for row in listed.queues})
     return [_row(name, answers, records) for name in names]
 
 
 def _row(name: str, answers: QueueListings, records: Mapping[int, PartitionRecord]) -> QueueRow:
-    rows = {node: row for node, listed in answers.items() for row in listed or () if row.name == name}
+    rows, untold = shares_by_node(name, answers)
     every = list(rows.values())
-    silent = sorted(node for node, listed in answers.items() if listed is None)
-    why = f"node {silent[0]} does not answer" if silent else ""
+    why = next((reason for _, reason in sorted(untold.items())), "")
     gap = why or _uncounted(name, rows, answers, records)
     shared = {fact: getattr(every[0], fact) for fact in SHARED}
     return QueueRow(
         name=name,
         **shared,
         differs=[fact for fact in SHARED if any(getattr(row, fact) != shared[fact] for row in every)],
-        lacking=sorted(node for node, listed in answers.items() if listed is not None and node not in rows),
+        lacking=sorted(answers.keys() - rows.keys() - untold.keys()),
         publishing=_common(row.publishing for row in every),
         serving=_common(row.serving for row in every),
         reason=joined_reasons(_by_reason(rows)),
@@ -70,6 +71,20 @@ def _row(name: str, answers: QueueListings, records: Mapping[int, PartitionRecor
         held_types=_earliest(row.held_types for row in every),
         nodes={node: rows.get(node) for node in answers},
     )
+
+
+def shares_by_node(name: str, answers: QueueListings) -> tuple[dict[str, QueueShare], dict[str, str]]:
+    """(node -> its share of a queue, node whose share is not known -> why)."""
+    shares: dict[str, QueueShare] = {}
+    untold: dict[str, str] = {}
+    for node, listed in answers.items():
+        if listed is None:
+            untold[node] = f"node {node} does not answer"
+        elif name in failed_in(listed.failed):
+            untold[node] = f"node {node} cannot show its share: {failed_in(listed.failed)[name]}"
+        else:
+            shares.update((node, row) for row in listed.queues if row.name == name)
+    return shares, untold
 
 
 def _uncounted(

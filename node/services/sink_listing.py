@@ -23,6 +23,7 @@ from isthmus.node.nouns.sink import (
     SinkWorkers,
     UnusablePeer,
 )
+from isthmus.node.services.separate_rows import SeparateRows
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.model.vclock import decode_clock
@@ -38,7 +39,8 @@ from isthmus.sink.suspensions import SinkSuspension
 
 def overview_of(sink: Sink, node: str) -> SinkOverview:
     """The sink of `node`, this one."""
-    found = sink.state()
+    found, rows = sink.state(), SeparateRows({})
+    links = [row for one in found.links for row in rows.make(_name_of(one), _link, one)]
     scheduler, limits = found.scheduler, found.limits_set
     return SinkOverview(
         node=node,
@@ -56,8 +58,13 @@ def overview_of(sink: Sink, node: str) -> SinkOverview:
         peers_set=[msgspec.convert(one, SetPeer, from_attributes=True) for one in found.peers_set],
         queue_workers_set=[msgspec.convert(one, SetQueueWorkers, from_attributes=True) for one in found.workers_set],
         peers_unusable=[UnusablePeer(name.queue, name.peer, why) for name, why in found.unusable.items()],
-        sinks=[*map(_link, found.links), *map(_passed_over, found.passed_over)],
+        sinks=[*links, *map(_passed_over, found.passed_over)],
+        failed=rows.shown(),
     )
+
+
+def _name_of(found: LinkState) -> str:
+    return f"{found.link.name.queue} {found.link.name.peer}"
 
 
 def _suspension(one: SinkSuspension) -> SinkSuspensionRow:

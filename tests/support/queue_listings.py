@@ -16,7 +16,7 @@ EMPTY = {"waiting": 0, "in_flight": 0}
 
 async def listed_queues(queues: QueueService) -> list[dict[str, Any]]:
     """What a node lists of its queues."""
-    found: list[dict[str, Any]] = msgspec.to_builtins(await shares_of(queues))
+    found: list[dict[str, Any]] = msgspec.to_builtins((await shares_of(queues)).queues)
     return found
 
 

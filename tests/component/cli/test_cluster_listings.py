@@ -94,3 +94,33 @@ def test_full_sync_shows_every_node(listener: FakeAdminListener, capsys: pytest.
     assert capsys.readouterr().out.startswith("east-2: ")
     assert main(["fullsync", "status", "--node", "east-3"]) == Exit.UNAVAILABLE
     assert main(["fullsync", "status", "--node", "east-4"]) == Exit.USAGE
+
+
+def test_what_a_node_cannot_show_is_named(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """A queue, a link or a full-sync whose row a defect kept from being made is named with the reason, and the sums
+    that need it are unknown."""
+    respond_as(listener, "east")
+    row = queue_row("east", "east-1")
+    nodes = [
+        {"node": "east-1", "gone": False, "queues": [row]},
+        {"node": "east-2", "gone": False, "queues": [], "failed": {"to-west": "a defect"}},
+    ]
+    listener.respond("/admin/queues/nodes", {"nodes": nodes})
+    assert main(["queue", "list"]) == Exit.OK
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["east-2", "to-west"]
+    assert main(["queue", "list", "-o", "json"]) == Exit.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert ([one["node"] for one in shown["queues"]], shown["failed"][0]["failed"]) == (["east-1"], "a defect")
+    assert main(["queue", "show", "to-west", "-o", "json"]) == Exit.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["waiting"], shown["silent"]) == (None, {"east-2": "cannot be shown: a defect"})
+    sinks = [{"node": "w1", "sink": {**OVERVIEW, "sinks": [], "failed": {"q http://e1:1": "a defect"}}}]
+    listener.respond("/admin/sink/nodes", {"nodes": sinks})
+    assert main(["sink", "list"]) == Exit.OK
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert (line.split()[:3], "cannot be shown: a defect" in line) == (["w1", "q", "http://e1:1"], True)
+    answer = fullsync_answer("east")
+    answer["nodes"]["east-1"]["failed"] = {"north": "a defect"}
+    listener.respond("/admin/fullsync/nodes", answer)
+    assert main(["fullsync", "status"]) == Exit.OK
+    assert "warning: north: cannot be shown by node east-1: a defect" in capsys.readouterr().out

@@ -616,12 +616,14 @@ export interface QueueShare {
 export interface QueueShares {
   queues: QueueShare[];
   notes?: string[];
+  failed?: Record<string, string>;
 }
 
 export interface QueuesOfNode {
   node: string;
   queues: QueueShare[] | null;
   gone: boolean;
+  failed?: Record<string, string>;
 }
 
 export interface QueuesOfNodes {
@@ -836,6 +838,7 @@ export interface SinkOverview {
   peers_unusable: UnusablePeer[];
   reason: string;
   sinks: SinkLink[];
+  failed?: Record<string, string>;
   notes?: string[];
 }
 
@@ -1078,6 +1081,7 @@ export interface FullSyncOfNode {
   peers: FullSyncPeerRow[];
   removed: RemovedPeer[];
   left_out: PeerLeftOut[];
+  failed?: Record<string, string>;
 }
 
 export interface FullSyncSuspensionRow {
@@ -1186,6 +1190,7 @@ export interface FullSyncChanged {
   peers: FullSyncPeerRow[];
   removed: RemovedPeer[];
   left_out: PeerLeftOut[];
+  failed?: Record<string, string>;
   acted: Record<string, string[] | null>;
   later?: string[];
 }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from isthmus.node.admin_api.queue_plan import plan_of
+from isthmus.node.nouns.queue import QueueShares
 from isthmus.queues.queue_documents import PUBLISHING, SERVING
 from tests.support.queue_listings import share
 
@@ -23,7 +24,12 @@ from tests.support.queue_listings import share
 def test_a_suspension_of_serving_alone_makes_no_gap(what: Sequence[str], node: str | None, effect: str) -> None:
     """Only suspended publishing makes a gap of new changes; with serving suspended, everything waits."""
     plan = plan_of(
-        "suspend", "to-west", {"n1": [share("to-west", waiting=2)]}, bucket_types=set(), what=what, node=node
+        "suspend",
+        "to-west",
+        {"n1": QueueShares([share("to-west", waiting=2)])},
+        bucket_types=set(),
+        what=what,
+        node=node,
     )
     assert effect in plan.effect
     assert ("gap" in plan.effect) is (PUBLISHING in what)

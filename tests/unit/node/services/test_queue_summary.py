@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.node.nouns.queue import QueueShare
+from isthmus.node.admin_api.queue_plan import plan_of
+from isthmus.node.nouns.queue import QueueShare, QueueShares
 from isthmus.node.services.queue_summary import MIXED, queue_rows
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.support.queue_listings import EMPTY, share
@@ -33,7 +34,8 @@ def listed(partitions: int, waiting: int | None = 0, **facts: Any) -> QueueShare
 
 def joined(answers: dict[str, Any], records: dict[int, PartitionRecord] = RECORDS) -> dict[str, Any]:
     """The row of queue q."""
-    (row,) = queue_rows(answers, records)
+    listings = {node: rows if rows is None else QueueShares(rows) for node, rows in answers.items()}
+    (row,) = queue_rows(listings, records)
     found: dict[str, Any] = msgspec.to_builtins(row)
     return found
 
@@ -146,5 +148,17 @@ def test_what_nodes_have_differently_is_named() -> None:
 
 def test_queues_are_listed_by_name_though_one_node_alone_has_them() -> None:
     """A queue that only one node has, from its file, is a row, and the nodes without it are named."""
-    rows = queue_rows({"b": [listed(2), listed(2, name="more")], "a": [listed(1)]}, RECORDS)
+    listings = {"b": QueueShares([listed(2), listed(2, name="more")]), "a": QueueShares([listed(1)])}
+    rows = queue_rows(listings, RECORDS)
     assert [(row.name, row.lacking) for row in rows] == [("more", ["a"]), ("q", [])]
+
+
+def test_a_share_that_cannot_be_shown_is_not_known() -> None:
+    """The sums of that queue are unknown with the reason, and the node is not said to lack it; those of others are
+    known."""
+    broken = QueueShares([listed(2, name="more")], failed={"q": "a defect"})
+    more, row = queue_rows({"a": QueueShares([listed(1, 3), listed(1, 4, name="more")]), "b": broken}, RECORDS)
+    assert (row.name, row.unknown, row.lacking) == ("q", "node b cannot show its share: a defect", [])
+    assert (row.priorities.real_time.waiting, row.priorities.real_time.at_least) == (None, 3)
+    assert (more.unknown, more.priorities.real_time.waiting) == ("", 4)
+    assert plan_of("clear", "q", {"b": broken}).silent == ["b"]

@@ -85,7 +85,7 @@ async def test_a_loss_record_is_counted_once_over_all_nodes() -> None:
         for queue_node in homes:
             await queue_node.queues.refresh("q")
         listings = {each.node: await shares_of(each.queues) for each in homes}
-        gaps = [rows[0].gaps for rows in listings.values()]
+        gaps = [rows.queues[0].gaps for rows in listings.values()]
         assert [numbers(each)["isthmus_queue_gaps"] for each in homes] == gaps
         live = {node: rows for node, rows in listings.items() if node in homes[0].facts.live}
         assert plan_of("delist", "q", live).gaps == sum(gaps)
