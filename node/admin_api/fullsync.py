@@ -161,7 +161,8 @@ class FullSyncAdmin:
     async def _shown(self, results: int) -> FullSyncOfNode:
         own = self._services.fullsync_status.checks(results)
         nodes = await self._ask_checks() if own.peers else {}
-        return replace(own, peers=[_with_sharing(peer, nodes) for peer in own.peers])
+        compared = {node: None if one is None else one.peers for node, one in nodes.items()}
+        return replace(own, peers=[_with_sharing(peer, compared) for peer in own.peers])
 
     async def _changed(self, acted: Mapping[str, list[str] | None], later: list[str] | UnsetType) -> Reply:
         """The answer to a change: this node's checks, and what each node did."""
@@ -421,7 +422,7 @@ def _kind(name: str) -> CheckKind:
     return KINDS[name]
 
 
-def _with_sharing(peer: FullSyncPeerRow, nodes: Mapping[str, FullSyncOfNode | None]) -> FullSyncPeerRow:
+def _with_sharing(peer: FullSyncPeerRow, nodes: Mapping[str, list[FullSyncPeerRow] | None]) -> FullSyncPeerRow:
     """A peer with the nodes that compare with its cluster, too."""
     shared_by, silent = sharing(peer, nodes)
     return replace(peer, shared_by=shared_by, unknown=silent, warning=warning(shared_by, silent, len(nodes)))

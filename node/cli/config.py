@@ -103,20 +103,26 @@ def check(files: tuple[Path, ...], output: str) -> int:
     return Exit.USAGE if any(one.faults for one in found) else Exit.OK
 
 
+class ComparedPeer(NamedTuple):
+    """A [[fullsync]] of a file."""
+
+    name: str
+    cluster: str | None
+    urls: list[str]
+
+
 def shared_peers(files: Sequence[Settings]) -> list[dict[str, Any]]:
     """Other clusters that nodes compare theirs with: rows of {"cluster", "peer", "shared_by", "warning"}."""
-    clusters: dict[str, dict[str, Any]] = {}
+    clusters: dict[str, dict[str, list[ComparedPeer]]] = {}
     for one in files:
-        peers = [
-            {"name": peer.name, "cluster": peer.cluster or None, "urls": peer.urls.split(",")} for peer in one.fullsync
-        ]
-        clusters.setdefault(one.node.cluster, {})[one.node.name] = {"peers": peers}
+        peers = [ComparedPeer(peer.name, peer.cluster or None, peer.urls.split(",")) for peer in one.fullsync]
+        clusters.setdefault(one.node.cluster, {})[one.node.name] = peers
     rows = []
     for cluster, nodes in clusters.items():
         listed: set[tuple[str, ...]] = set()
-        for peer in (peer for node in nodes.values() for peer in node["peers"]):
+        for peer in (peer for peers in nodes.values() for peer in peers):
             shared_by, _ = sharing(peer, nodes)
-            name = peer["cluster"] or peer["name"]
+            name = peer.cluster or peer.name
             if (name, *shared_by) not in listed:
                 listed.add((name, *shared_by))
                 message = warning(shared_by, [], len(nodes))

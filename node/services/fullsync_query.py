@@ -5,10 +5,10 @@ Full-sync's work is not moved between nodes: a peer that only one node compares 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from heapq import nlargest
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
@@ -20,7 +20,6 @@ from isthmus.node.nouns.fullsync import (
     CheckResultRow,
     DayOfNode,
     FullSyncOfNode,
-    FullSyncPeerRow,
     PeerResultRow,
     TreeParts,
 )
@@ -287,15 +286,25 @@ class FullSyncSuspendResponder:
         return names
 
 
-def sharing(peer: FullSyncPeerRow, nodes: Mapping[str, FullSyncOfNode | None]) -> tuple[list[str], list[str]]:
-    """(nodes that compare with the cluster of `peer`, nodes that did not answer). Two peers are one cluster when they
-    have the same name, or a URL in common."""
-    found = [
-        node
-        for node, reported in nodes.items()
-        if reported is not None and any(_same(peer, other) for other in reported.peers)
-    ]
-    return sorted(found), sorted(node for node, reported in nodes.items() if reported is None)
+class ComparedCluster(Protocol):
+    """A cluster that a node compares with: its name, None where it is not given, and nodes of it."""
+
+    @property
+    def cluster(self) -> str | None:
+        """See the class."""
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """See the class."""
+
+
+def sharing(
+    peer: ComparedCluster, nodes: Mapping[str, Sequence[ComparedCluster] | None]
+) -> tuple[list[str], list[str]]:
+    """(nodes that compare with the cluster of `peer`, nodes that did not answer). `nodes`: what each compares with. Two
+    are one cluster when they have the same name, or a URL in common."""
+    found = [node for node, compared in nodes.items() if any(_same(peer, other) for other in compared or ())]
+    return sorted(found), sorted(node for node, compared in nodes.items() if compared is None)
 
 
 def warning(shared_by: list[str], silent: list[str], nodes: int) -> str | None:
@@ -307,6 +316,6 @@ def warning(shared_by: list[str], silent: list[str], nodes: int) -> str | None:
     )
 
 
-def _same(one: FullSyncPeerRow, other: FullSyncPeerRow) -> bool:
+def _same(one: ComparedCluster, other: ComparedCluster) -> bool:
     named = one.cluster is not None and one.cluster == other.cluster
     return named or bool(set(one.urls) & set(other.urls))

@@ -6,35 +6,32 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
-from msgspec.structs import replace
 
-from isthmus.node.nouns.fullsync import FullSyncOfNode, FullSyncPeerRow, TreeParts
+from isthmus.node.cli.config import ComparedPeer
+from isthmus.node.nouns.fullsync import TreeParts
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.fullsync_query import FULLSYNC_STATUS, FULLSYNC_TREES, FullSyncPart, sharing, warning
 from isthmus.repl.model.errors import CodecError, PeerFault
-from tests.support.noun_examples import example_of
 
 pytestmark = pytest.mark.virtual_time
 
 
-def fullsync_status(cluster: str | None, *urls: str) -> FullSyncOfNode:
-    """A node with one peer."""
-    peer = {**example_of(FullSyncPeerRow), "name": "x", "cluster": cluster, "urls": list(urls)}
-    return msgspec.convert({**example_of(FullSyncOfNode), "peers": [peer]}, FullSyncOfNode)
+def compared(cluster: str | None, *urls: str) -> list[ComparedPeer]:
+    """What a node with one peer compares with."""
+    return [ComparedPeer("x", cluster, list(urls))]
 
 
 def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() -> None:
     """Peers are of one cluster by its name or by one URL; one node of several alone gets a warning, unless a node that
     is silent may be another."""
-    peer = fullsync_status("west", "http://w1").peers[0]
-    nodes: Mapping[str, FullSyncOfNode | None] = {
-        "a": fullsync_status("west", "http://w1"),
-        "b": fullsync_status(None, "http://w9", "http://w1"),
-        "c": fullsync_status("west", "http://w7"),
-        "d": fullsync_status("north", "http://n1"),
-        "e": replace(fullsync_status("north"), peers=[]),
+    (peer,) = compared("west", "http://w1")
+    nodes: Mapping[str, list[ComparedPeer] | None] = {
+        "a": compared("west", "http://w1"),
+        "b": compared(None, "http://w9", "http://w1"),
+        "c": compared("west", "http://w7"),
+        "d": compared("north", "http://n1"),
+        "e": [],
         "f": None,
     }
     assert sharing(peer, nodes) == (["a", "b", "c"], ["f"])
@@ -42,7 +39,7 @@ def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() ->
     assert warning(["a"], [], 1) is None, "there is no other node"
     assert warning(["a"], ["f"], 3) is None, "not known"
     assert "only a compares" in str(warning(["a"], [], 3))
-    assert sharing(fullsync_status(None, "http://w2").peers[0], {"d": fullsync_status(None, "http://n1")}) == (
+    assert sharing(*compared(None, "http://w2"), {"d": compared(None, "http://n1")}) == (
         [],
         [],
     )
