@@ -14,9 +14,10 @@ import json
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
@@ -27,7 +28,6 @@ from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES
 from isthmus.config.dynamic_options import OPTIONS
 from isthmus.config.schema import RELOADED, SettingKey, SettingKind, as_text, keys_of, range_text
 from isthmus.config.settings import ReplicationSettings, Settings
-from isthmus.node.cli.credentials import ConnectionOption
 from isthmus.node.cli.exit_codes import MEANINGS
 from isthmus.node.cli.main import NOUNS, root
 from isthmus.node.daemon import METRICS
@@ -46,29 +46,34 @@ WIDTH: Final = 120
 
 GUIDES: Final[Mapping[str, str]] = {
     "audit": "[the audit log](audit.md)",
+    "backup": "[backup and restore](backup.md)",
     "bucket": "[properties](properties.md)",
-    "bucket-type": "[bucket types](#bucket-types), [properties](properties.md)",
-    "check": "[checks for monitoring](#checks-for-monitoring)",
-    "cluster": "[the state of a cluster](#the-state-of-a-cluster), [runbooks](runbooks.md), [metrics](metrics.md)",
+    "bucket-type": "[bucket types](commands.md#create-bucket-types), [properties](properties.md)",
+    "check": "[checks](commands.md#check-by-a-monitoring-system)",
+    "cluster": (
+        "[states](commands.md#states-of-clusters-nodes-and-partitions), [restarts](commands.md#wait-and-restart), "
+        "[runbooks](runbooks.md)"
+    ),
     "config": "[the config file](config.md)",
-    "context": "[which cluster](#which-cluster)",
+    "context": "[contexts](commands.md#choose-the-cluster)",
     "dev": "[security](security.md)",
-    "events": "[what happened](#what-happened)",
+    "events": "[events](commands.md#find-out-what-happened)",
+    "explain": "[queues](queues.md#lag-ledger-explain)",
     "fold": "[folds](fullsync.md#folds)",
     "fullsync": "[full-sync](fullsync.md)",
     "gaps": "[queues](queues.md)",
-    "kv": "[single values](#single-values)",
+    "kv": "[single values](commands.md#read-and-write-single-values)",
     "lag": "[queues](queues.md#lag-ledger-explain)",
-    "leader": "[balancing leaders](#balancing-leaders)",
-    "local": "[local clusters](local.md)",
-    "node": "[moving replicas](#moving-replicas), [runbooks](runbooks.md), [logs and signals](config.md#log)",
+    "leader": "[leaders](commands.md#balance-leaders)",
+    "local": "[clusters on one machine](local.md)",
+    "node": "[moves](commands.md#move-replicas), [runbooks](runbooks.md), [logs and signals](config.md#log)",
     "option": "[dynamic options](options.md)",
-    "partition": "[moving replicas](#moving-replicas), [placing partitions](#placing-partitions)",
+    "partition": "[moves](commands.md#move-replicas), [placement files](commands.md#placement-files)",
     "queue": "[queues](queues.md)",
     "reconcile": "[Spark](spark.md)",
     "sink": "[sinks](sinks.md)",
-    "support-bundle": "[support bundles](#support-bundles)",
-    "status": "[the status of all clusters](#the-status-of-all-clusters)",
+    "support-bundle": "[support bundles](commands.md#collect-a-support-bundle)",
+    "status": "[the screen](commands.md#see-whether-all-is-well)",
 }
 """Noun -> the pages that explain it."""
 
@@ -105,8 +110,11 @@ PUBLIC: Final[Mapping[str, Sequence[str]]] = {
 }
 """Module -> the names of it that programs may rely on (docs/releases.md), in the order of the page api.md."""
 
-COMMON: Final = ("--admin", "--context", "--cluster", "--token-file", "--ca", "--cert", "--key", "--output")
-"""Options that many commands have; the page describes them once."""
+CONNECTION: Final = ("`--admin`", "`--context`", "`--cluster`", "`--token-file`", "`--ca`", "`--cert`", "`--key`")
+"""The options of a connection, as the reference of commands spells them."""
+
+SHARED_FROM: Final = 3
+"""The reference of commands describes an option once if at least so many commands have it with one meaning."""
 
 
 def blocks() -> dict[str, dict[str, str]]:
@@ -118,10 +126,9 @@ def blocks() -> dict[str, dict[str, str]]:
         "metrics.md": metrics_blocks(),
         "api.md": {"public names": api_reference()},
         "commands.md": {
-            "commands": commands_table(),
             "exit codes": table(("code", "meaning"), ((str(int(code)), text) for code, text in MEANINGS.items())),
-            "reference": commands_reference(),
         },
+        "command-reference.md": {"reference": commands_reference()},
         SCRIPT_TYPES: {"nouns": "\n\n".join(interfaces(NOUNS_DESCRIBED))},
     }
 
@@ -393,8 +400,38 @@ def metrics_blocks() -> dict[str, str]:
 # Commands
 
 
-def commands_of(group: click.Group, context: click.Context) -> Iterator[tuple[click.Context, click.Command]]:
-    """Every command below a group that is no group itself, with its context."""
+class Line(NamedTuple):
+    """An option as the reference shows it."""
+
+    names: str
+    rest: str
+
+    @property
+    def text(self) -> str:
+        """The option with its values, default and meaning."""
+        return f"- {self.names}{self.rest}"
+
+
+class Command(NamedTuple):
+    """A command with the options that its help shows."""
+
+    context: click.Context
+    command: click.Command
+
+    @property
+    def path(self) -> str:
+        """`isthmus NOUN VERB`."""
+        return self.context.command_path
+
+    @property
+    def lines(self) -> list[Line]:
+        """Its options in the order of its help."""
+        shown = (each for each in self.command.params if isinstance(each, click.Option) and not each.hidden)
+        return [line_of(each) for each in shown]
+
+
+def commands_of(group: click.Group, context: click.Context) -> Iterator[Command]:
+    """Every command below a group that is no group itself."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
@@ -402,138 +439,148 @@ def commands_of(group: click.Group, context: click.Context) -> Iterator[tuple[cl
         if isinstance(command, click.Group):
             yield from commands_of(command, inner)
         elif not command.hidden:
-            yield inner, command
+            yield Command(inner, command)
 
 
-def nouns() -> Iterator[tuple[str, click.Command, list[tuple[click.Context, click.Command]]]]:
+def nouns() -> Iterator[tuple[str, click.Command, list[Command]]]:
     """Each noun with its command or group, and the commands below it."""
     context = click.Context(root, info_name="isthmus")
     for noun in root.list_commands(context):
         command = root.get_command(context, noun)
         assert command is not None
         inner = click.Context(command, info_name=noun, parent=context)
-        found = list(commands_of(command, inner)) if isinstance(command, click.Group) else [(inner, command)]
+        found = list(commands_of(command, inner)) if isinstance(command, click.Group) else [Command(inner, command)]
         yield noun, command, found
 
 
-def commands_table() -> str:
-    """Every command with its line in the help of its noun; the name leads to its reference."""
-    rows = [
-        (
-            f"[`{context.command_path}`](#{context.command_path.replace(' ', '-')})",
-            marked(command.get_short_help_str(WIDTH) if isinstance(of_noun, click.Group) else NOUNS[noun].summary),
-        )
-        for noun, of_noun, found in nouns()
-        for context, command in found
-    ]
-    return table(("command", "what it does"), rows)
-
-
 def commands_reference() -> str:
-    """The common options, and a section for each noun."""
-    parts = [
-        "Many commands have these options; below, *connection options* are all of them but `-o`.",
-        common_options(),
-    ]
-    for noun, command, found in nouns():
+    """An index, the options that commands of several nouns share, and a section for each noun."""
+    known = list(nouns())
+    everywhere = shared_lines(known)
+    parts = [index_of_nouns(known), "## Common options", *common_options(everywhere)]
+    for noun, command, found in known:
         guide = f"See {GUIDES[noun]}." if noun in GUIDES else ""
         if isinstance(command, click.Group):
-            parts += [f"### isthmus {noun}", *filled(paragraphs(command.help)), guide]
-            parts += [part for each in found for part in command_parts(*each, level=4)]
+            shared = [line for line in repeated(found) if line.names not in {each.names for each in everywhere}]
+            parts += [f"## isthmus {noun}", *filled([*paragraphs(command.help), guide])]
+            if shared:
+                parts += ["In several of its commands:", "\n".join(line.text for line in shared)]
+            parts += [part for each in found for part in command_parts(each, [*shared, *everywhere], level=3)]
         else:
-            parts += [*command_parts(*found[0], level=3), guide]
+            parts += [*command_parts(found[0], everywhere, level=2), *filled([guide])]
     return "\n\n".join(part for part in parts if part)
 
 
-def common_options() -> str:
-    """The options that many commands share, from the first command that has all of them."""
-    for _, _, found in nouns():
-        for _, command in found:
-            shared = {option.opts[-1]: option for option in options_of(command) if is_shared(option)}
-            if all(name in shared for name in COMMON):
-                return options_table_of([shared[name] for name in COMMON])
-    raise ValueError(f"no command has all of {', '.join(COMMON)}")
+def index_of_nouns(known: Iterable[tuple[str, click.Command, list[Command]]]) -> str:
+    """A table of nouns; a verb links to its command's section."""
+    rows = []
+    for noun, command, found in known:
+        links = (f"[{each.path.split(' ', 2)[2]}](#{anchor_of(each.path)})" for each in found)
+        verbs = ", ".join(links) if isinstance(command, click.Group) else ""
+        rows.append((f"[`{noun}`](#{anchor_of(f'isthmus {noun}')})", marked(NOUNS[noun].summary), verbs))
+    return table(("noun", "for", "verbs"), rows)
 
 
-def command_parts(context: click.Context, command: click.Command, level: int) -> list[str]:
+def anchor_of(title: str) -> str:
+    """The anchor of a heading."""
+    return title.replace(" ", "-")
+
+
+def shared_lines(known: Iterable[tuple[str, click.Command, list[Command]]]) -> list[Line]:
+    """Options that mean the same in three commands or more, of two nouns or more; of each name the most frequent."""
+    users: dict[Line, list[str]] = {}
+    for noun, _, found in known:
+        for line in (line for each in found for line in each.lines):
+            users.setdefault(line, []).append(noun)
+    best: dict[str, Line] = {}
+    for line in sorted(users, key=lambda each: -len(users[each])):
+        if len(users[line]) >= SHARED_FROM and len(set(users[line])) > 1:
+            best.setdefault(line.names, line)
+    return list(best.values())
+
+
+def repeated(found: Iterable[Command]) -> list[Line]:
+    """Options that mean the same in three commands of a noun or more; of each name the most frequent."""
+    users = Counter(line for each in found for line in each.lines)
+    best: dict[str, Line] = {}
+    for line, count in users.most_common():
+        if count >= SHARED_FROM:
+            best.setdefault(line.names, line)
+    return list(best.values())
+
+
+def common_options(lines: Iterable[Line]) -> Iterator[str]:
+    """The options that many commands have, those of connections by themselves. Raises ValueError where one of these is
+    not shared."""
+    by_name = {line.names: line for line in lines}
+    connection = [by_name.pop(name, None) for name in CONNECTION]
+    if None in connection:
+        raise ValueError(f"no command has all of {', '.join(CONNECTION)}")
+    yield "\n".join(line.text for line in by_name.values())
+    yield "A command refers to these, and to those of its noun, under *also*. *Connection* is all of:"
+    yield "\n".join(line.text for line in connection if line is not None)
+
+
+def command_parts(command: Command, shared: Sequence[Line], level: int) -> list[str]:
     """Heading, usage, help and options of one command."""
-    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    own = [option for option in options_of(command) if not is_shared(option)]
-    shared = {option.opts[-1] for option in options_of(command) if is_shared(option)}
-    also = ["connection options"] * ("--admin" in shared) + ["`-o`"] * ("--output" in shared)
-    named = sorted(shared - {"--output"}, key=COMMON.index) if "--admin" not in shared else []
-    also = [*(f"`{name}`" for name in named), *also]
+    usage = command.command.collect_usage_pieces(command.context)
+    own = [line for line in command.lines if line not in shared]
+    also = [line.names.split(", ")[0] for line in command.lines if line in shared]
+    if set(CONNECTION) <= set(also):
+        also = [*(name for name in also if name not in CONNECTION), "connection"]
     return [
-        f"{'#' * level} {context.command_path}",
-        f"```\n{usage}\n```",
-        *filled(paragraphs(command.help)),
-        options_table_of(own) if own else "",
-        f"Common: {', '.join(also)}." if also else "",
+        f"{'#' * level} {command.path}",
+        f"`{' '.join([command.path, *usage])}`" if len(usage) > 1 else "",
+        *filled(paragraphs(command.command.help)),
+        "\n".join(line.text for line in own),
+        *filled([f"Also: {', '.join(also)}." if also else ""]),
     ]
 
 
-def is_shared(option: click.Option) -> bool:
-    """True for an option that the page describes once: one of connections, or the output format."""
-    known = isinstance(option, ConnectionOption) or option.opts[-1] == "--output"
-    return option.opts[-1] in COMMON and known and not option.multiple  # where it may be repeated, it is its own
+def line_of(option: click.Option) -> Line:
+    """An option as the reference shows it: its names, then `VALUE (limits, default): meaning`."""
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    value, limits = value_of(option)
+    notes = [*limits, *(["repeatable"] if option.multiple else []), *filter(None, [default_of(option)])]
+    meaning = marked(" ".join((option.help or "").split()))
+    if option.envvar:
+        meaning += f" Variable: `{option.envvar}`."
+    rest = "".join([f" {value}" if value else "", f" ({', '.join(notes)})" if notes else ""])
+    return Line(names, f"{rest}: {meaning}" if meaning else rest)
 
 
-def options_of(command: click.Command) -> list[click.Option]:
-    """The options of a command that its help shows."""
-    return [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
-
-
-def options_table_of(options: Iterable[click.Option]) -> str:
-    """A table of options: spelling, value, default, meaning."""
-    rows = ((spelling_of(each), value_of(each), default_of(each), meaning_of(each)) for each in options)
-    return table(("option", "value", "default", "meaning"), rows)
-
-
-def spelling_of(option: click.Option) -> str:
-    """All names of an option."""
-    return ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-
-
-def value_of(option: click.Option) -> str:
-    """The values that an option takes; empty for a flag."""
+def value_of(option: click.Option) -> tuple[str, list[str]]:
+    """What an option takes, "" for a flag; and the limits of a number."""
     if option.is_flag:
-        return ""
+        return "", []
     form = option.type
     if isinstance(form, click.Choice):
-        found = ", ".join(f"`{choice}`" for choice in form.choices)
-    elif isinstance(form, click.IntRange | click.FloatRange):
-        bounds = [f"{word} {bound:g}" for word, bound in (("from", form.min), ("to", form.max)) if bound is not None]
-        whole = "whole number" if isinstance(form, click.IntRange) else "number"
-        found = " ".join([option.metavar or whole, *bounds])
-    else:
-        found = option.metavar or form.name.upper()
-    return found.replace("|", r"\|") + (", repeatable" if option.multiple else "")
+        return " or ".join(f"`{choice}`" for choice in form.choices), []
+    if isinstance(form, click.IntRange | click.FloatRange):
+        low, high = (None if bound is None else f"{bound:,}" for bound in (form.min, form.max))
+        bounds = f"{low} to {high}" if low and high else f"from {low}" if low else f"to {high}" if high else ""
+        return option.metavar or ("N" if isinstance(form, click.IntRange) else "NUMBER"), [bounds] if bounds else []
+    return marked(option.metavar or form.name.upper()), []
 
 
 def default_of(option: click.Option) -> str:
     """The default of an option as its help would show it; empty for none."""
     default: Any = option.default
     if isinstance(option.show_default, str):
-        return option.show_default
+        return f"default {option.show_default}"
     if option.required:
         return "required"
     if isinstance(default, tuple | list):
-        return ", ".join(f"`{each}`" for each in default)
+        return f"default {', '.join(f'`{each}`' for each in default)}" if default else ""
     if isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
-        return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+        return f"default `{default:g}`" if isinstance(default, float) else f"default `{default}`"
     return ""
-
-
-def meaning_of(option: click.Option) -> str:
-    """The help of an option, with the variable of the environment that stands for it."""
-    text = marked(" ".join((option.help or "").split())).replace("|", r"\|")
-    return f"{text} Variable: `{option.envvar}`." if option.envvar else text
 
 
 def paragraphs(text: str | None) -> list[str]:
     """The paragraphs of a help text, a line each, ready for Markdown."""
     found = inspect.cleandoc(text or "").replace("\b", "").split("\n\n")
-    return [marked(" ".join(each.split())) for each in found]
+    return [marked(" ".join(each.split())) for each in found if each]
 
 
 def filled(texts: Iterable[str]) -> list[str]:

@@ -50,12 +50,12 @@ def audit_group() -> None:
 )
 @click.option("--before", "until", metavar="TIME", help="Only acts up to this time.")
 @click.option("--node", metavar="NAME", help="Only what was asked of this node.")
-@click.option("--act", metavar="TEXT", help="Only acts whose words or route have this text, such as `set option`.")
-@click.option("--who", metavar="TEXT", help="Only acts by such a name, role, token digest, certificate or address.")
-@click.option("--object", "target", metavar="TEXT", help="Only acts whose path or request has this text.")
-@click.option("--outcome", type=click.Choice(("done", "refused", "unknown")), help="Only acts that ended so.")
+@click.option("--act", metavar="TEXT", help="Only acts whose words or route contain this text, such as `set option`.")
+@click.option("--who", metavar="TEXT", help="Only acts by this name, role, token digest, certificate or address.")
+@click.option("--object", "target", metavar="TEXT", help="Only acts whose path or request contains this text.")
+@click.option("--outcome", type=click.Choice(("done", "refused", "unknown")), help="Only acts with this outcome.")
 @click.option("--limit", type=Count(1, ROWS_MAX), default=50, show_default=True, help="Most acts to show.")
-@click.option("--from", "before", metavar="CURSOR", help="Go on where a listing ended, as it printed.")
+@click.option("--from", "before", metavar="CURSOR", help="Continue after a page: the cursor that it printed.")
 @admin_query
 def list_acts(
     since: str | None,

@@ -95,7 +95,11 @@ def verify_command(backup: Path, output: str) -> int:
 @backup_group.command("restore", short_help="Verify a backup, then copy it into a data directory.")
 @DIRECTORY
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to; empty, or made."
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="The target: an empty directory, or a new one.",
 )
 @output_option
 def restore_command(backup: Path, data_dir: Path, output: str) -> None:

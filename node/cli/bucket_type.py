@@ -48,10 +48,10 @@ def bucket_type_group() -> None:
 bucket_type_group.add_command(set_replication_factor)
 
 
-@bucket_type_group.command("list", short_help="Every bucket type, and how it is.")
+@bucket_type_group.command("list", short_help="Every bucket type, and its state.")
 @admin_query
 def list_types(query: AdminCommand) -> None:
-    """Every bucket type: partitions, replicas, min-ISR, how many partitions are online and wholly in sync."""
+    """Every bucket type: partitions, replicas, min-ISR, and how many partitions are online and fully in sync."""
     query.echo_rows(query.get("/admin/bucket-types"), "bucket_types", BUCKET_TYPES)
 
 
@@ -59,8 +59,8 @@ def list_types(query: AdminCommand) -> None:
 @NAME
 @admin_query
 def show(name: str, query: AdminCommand) -> None:
-    """Where the replicas of bucket type NAME are, and its properties. `-o json` prints the file that `create --file`
-    takes; properties alone: `bucket-type properties -o json`."""
+    """The placement of bucket type NAME, and its properties. `-o json` prints the file that `create --file` takes;
+    properties alone: `bucket-type properties -o json`."""
     answer = query.get(_path(name))
     rows = objects_in(answer, "partitions")
     if query.json:
@@ -91,9 +91,9 @@ def properties(name: str, query: AdminCommand) -> None:
     query.echo_rows(query.get(f"{_path(name)}/properties"), "properties", PROPERTIES)
 
 
-@bucket_type_group.command("create", short_help="Make a bucket type on the nodes that live.")
+@bucket_type_group.command("create", short_help="Create a bucket type on the live nodes.")
 @NAME
-@click.option("--partitions", type=Count(1, PARTITIONS_MAX), help="How many; never changed later.")
+@click.option("--partitions", type=Count(1, PARTITIONS_MAX), help="Number of partitions; cannot be changed later.")
 @click.option(
     "--replication-factor", cls=RenamedOption, old=("--factor",), type=Count(1, REPLICAS_MAX),
     help="Replicas of each partition.",
@@ -102,7 +102,7 @@ def properties(name: str, query: AdminCommand) -> None:
 @click.option(
     "--placement",
     type=click.Choice(("computed", "rack-aware")),
-    help="Without regard to racks, or by them. Default: by racks if the nodes have them.",
+    help="Ignore racks, or require them. Default: by racks if the nodes have them.",
 )
 @click.option("--prop", "props", multiple=True, metavar="NAME=VALUE", help="A property; may be given several times.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A replica map, as `show -o json` prints it.")
@@ -117,7 +117,7 @@ def create(
     path: Path | None,
     act: AdminCommand,
 ) -> None:
-    """Make bucket type NAME on the nodes that live; returns when it can be used."""
+    """Create bucket type NAME on the live nodes; returns when it can be used."""
     body: dict[str, Any] = {"min_isr": min_isr, "dry_run": act.dry_run}
     if props:
         body["props"] = parse_assignments(props)

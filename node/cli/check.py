@@ -156,9 +156,9 @@ def isr(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
 @QUEUE
 @admin_query
 def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:
-    """When full-sync last proved that the other side has all of ours, or, where both directions are configured, that
-    both are equal; and the newest result of any node. Keys that differ and are queued are a warning, those that are not
-    are critical."""
+    """When full-sync last proved that the other side has everything of this one or, if both directions are configured,
+    that both are equal; and the newest result of any node. Keys that differ are a warning if they were queued, else
+    critical."""
     limits = _checked(warning, critical)
     answer = query.get("/admin/fullsync/nodes")
     nodes, at_ms = answer.get("nodes"), answer.get("at_ms")
@@ -191,8 +191,8 @@ def gaps(warning: int, critical: int, queue: str | None, quiet: bool, query: Adm
 @_limits(CLOCKS, Duration(), "how far two clocks differ")
 @admin_query
 def clocks(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
-    """Clocks of the cluster's nodes, and of the clusters at the other ends of links, against each other: measured with
-    each heartbeat and each answer, as far as half of the round trip tells."""
+    """Differences between the clocks of the cluster's nodes and of linked clusters. They are measured with each
+    heartbeat and each answer, exact to half of the round trip."""
     limits = _checked(warning, critical)
     answer = query.get("/admin/nodes/health")
     nodes = object_in(answer, "nodes")
@@ -204,8 +204,8 @@ def clocks(warning: int, critical: int, quiet: bool, query: AdminCommand) -> Non
 @_limits(LETTERS, Count(0), "dead letters of all nodes")
 @admin_query
 def sink(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
-    """Changes that this cluster does not accept: dead letters, bucket types that it lacks and others send, links that
-    fail."""
+    """Changes that this cluster does not accept: dead letters, bucket types that others send and that are missing here,
+    links that fail."""
     if critical < warning:
         raise click.UsageError(f"--critical {critical} is below --warning {warning}: nothing would be a warning")
     limits = ProbeThresholds(warning, critical)

@@ -36,11 +36,11 @@ NEXT = "start all nodes (restart those that run), then: isthmus cluster reseed"
 @BY
 @output_option
 def adopt_command(file: Path, yes: bool, dry_run: bool, by: str, output: str) -> None:
-    """After ZooKeeper lost ALL its data: make the empty metastore that of the cluster of FILE's data directory.
+    """After ZooKeeper lost ALL its data: fill the empty metastore from the data directory of FILE.
 
-    FILE is the config of any node. Bucket types, placements, options, queues and suspensions come from the copy of
-    the metastore that the directory holds. Refused when the metastore is in use. Afterwards start the nodes, and
-    run `isthmus cluster reseed`.
+    FILE is the config of any node. Bucket types, placements, options, queues and suspensions come from the copy of the
+    metastore that the directory holds. Refused when the metastore is in use. Afterwards start the nodes, and run
+    `isthmus cluster reseed`.
 
     Needs no node; shows what is lost, and asks for confirmation. Code 2 when the metastore is in use, 3 when it does
     not answer, 5 for a directory that belongs to no cluster.

@@ -49,7 +49,7 @@ def config_group() -> None:
 
 
 @config_group.command("sample", short_help="Print a commented config file with every key.")
-@click.option("--every/--short", default=True, help="With every key, or those alone that a first node sets.")
+@click.option("--every/--short", default=True, help="With every key, or only with those that a first node needs.")
 def sample(every: bool) -> None:
     """Print a commented config file: every section and key with its meaning, range and default. `isthmus node init`
     writes one with your values."""

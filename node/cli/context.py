@@ -85,11 +85,11 @@ def add(
     output: str,
     **given: str | None,
 ) -> None:
-    """Add a cluster to context NAME, which is made if it is not there; a cluster of that name is replaced. The first
-    context becomes the one in use, the first cluster the one that is meant without --cluster.
+    """Add a cluster to context NAME, or replace it there. Creates the context if needed; the first context becomes the
+    one in use, its first cluster the default of --cluster.
 
-    Several addresses of one cluster: the first that answers is asked. Without --http `isthmus kv` asks a node of
-    --admin for them.
+    Of several addresses the first that answers is used. Without --http, `isthmus kv` asks a node of --admin for the
+    client listeners.
     """
     with checking("NAME"):
         check_name(name)
@@ -143,10 +143,10 @@ def _asked(context: click.Context, entry: ClusterEntry) -> str:
 
 @context_group.command("use")
 @NAME
-@click.option("--cluster", metavar="NAME", help="The cluster that is meant without --cluster from now on.")
+@click.option("--cluster", metavar="NAME", help="The default of --cluster from now on.")
 @output_option
 def use(name: str, cluster: str | None, output: str) -> None:
-    """Use context NAME from now on, where a command names no other one."""
+    """Use context NAME for commands that name no other context."""
     path = path_of_file()
     file = load(path)
     entry = file.named(name)
@@ -163,7 +163,7 @@ CONTEXTS: Final = TableSpec("context", "in_use", "clusters", "cluster")
 @context_group.command("list", short_help="Every context, and its clusters.")
 @output_option
 def list_contexts(output: str) -> None:
-    """Every context, its clusters, and the one that is meant without --cluster."""
+    """Every context, its clusters, and the default of --cluster."""
     path = path_of_file()
     file = load(path)
     rows = [
@@ -202,7 +202,7 @@ def show(name: str | None, output: str) -> None:
 @click.option("--cluster", metavar="NAME", help="Only this cluster of it.")
 @output_option
 def remove(name: str, cluster: str | None, output: str) -> None:
-    """Forget context NAME, or one cluster of it. Files that it names stay."""
+    """Remove context NAME, or one cluster of it. The files that it names stay."""
     path = path_of_file()
     file = load(path)
     entry = file.named(name)

@@ -15,7 +15,7 @@ def dashboard_command(query: AdminCommand) -> None:
     """Print the address of a node's dashboard, for a browser.
 
     Where the node has tokens, the address logs one browser in, once and within minutes, with the role of the token that
-    this command uses. Give it to nobody else.
+    this command uses. Keep it secret.
     """
     session = query.get("/dashboard/session")
     link = query.post("/dashboard/links") if session.get("login") else {"path": "/", "expires_s": None}

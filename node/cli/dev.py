@@ -62,7 +62,7 @@ def certs(
     days: float,
     output: str,
 ) -> None:
-    """Make a test authority in DIR and a certificate for each node, with private keys that only you can read.
+    """Create a test authority in DIR and a certificate for each node, with private keys that only you can read.
 
     An existing authority stays, so that nodes can be added; certificates of the named nodes are replaced.
     """
@@ -86,7 +86,7 @@ def certs(
 @directory_argument
 @output_option
 def tokens(directory: Path, output: str) -> None:
-    """Make a token for each role in DIR, in files that only you can read. Existing tokens stay."""
+    """Create a token for each role in DIR, in files that only you can read. Existing tokens stay."""
     paths = {path.stem: str(path) for path in dev_certificates.make_tokens(directory)}
     echo_rows({"tokens": paths}, output, TOKENS, ({"role": role, "file": path} for role, path in paths.items()))
 

@@ -67,9 +67,9 @@ def events_command(
     """The events of all nodes: elections, nodes that come and go, replicas in and out of sync, orders, acts of
     operators, links, checks. The oldest first; -o json with --follow prints a line for each event.
 
-    What comes again and again is one line, with how often and since when; -o json has each.
+    Repeated events are one line, with their number and the first time; -o json has each.
 
-    Acts are kept by the audit log, over restarts; of other events each node keeps the newest 2,000 since its start.
+    Acts are kept in the audit log over restarts; of other events each node keeps the newest 2,000 since its start.
     """
     if timeout_ms is not None and not follow:
         raise BadInput("--timeout ends --follow: give both")

@@ -88,7 +88,7 @@ scope_options: Final = with_options(
         help="Only what was modified at this time or later, such as 2026-02-03T04:05 (UTC).",
     ),
     click.option("--before", metavar="TIME", help="Only what was modified before this time."),
-    click.option("--from", "resume", metavar="PLACE", help="Go on where a fold ended, as it printed."),
+    click.option("--from", "resume", metavar="PLACE", help="Continue a fold: the place that it printed."),
     admin_option,
     output_option,
 )
@@ -113,11 +113,11 @@ def list_buckets(output: str, **scope: Any) -> None:
 
 
 @fold_group.command("find-keys", short_help="Keys with many siblings or a large object.")
-@click.option("--siblings-over", type=Count(0), help="Only keys with more siblings.")
-@click.option("--size-over", type=Size(), help="Or larger ones.")
+@click.option("--siblings-over", type=Count(0), help="Keys with more siblings than this.")
+@click.option("--size-over", type=Size(), help="Objects larger than this.")
 @scope_options
 def find_keys(siblings_over: int | None, size_over: int | None, output: str, **scope: Any) -> None:
-    """Keys with many siblings or a large object; without either option all."""
+    """Keys with many siblings or a large object; without both options all keys."""
     _found("find-keys", {"siblings_over": siblings_over, "size_over": size_over}, scope, output)
 
 
@@ -130,12 +130,12 @@ def find_tombs(output: str, **scope: Any) -> None:
 
 @fold_group.command("repair-keys", short_help="Check every object; name what is damaged.")
 @click.option(
-    "--mend", is_flag=True, help="Fetch what is damaged again from another replica or cluster, and check once more."
+    "--mend", is_flag=True, help="Fetch damaged objects again from another replica or cluster, and check again."
 )
 @scope_options
 def repair_keys(mend: bool, output: str, **scope: Any) -> None:
-    """Read every object at its leader and check it against its key row; name what is damaged. Exit code 1 if anything
-    is, with --mend if anything still is."""
+    """Read every object at its leader, check it against its key row, and name damaged ones. Exit code 1 if any is, with
+    --mend if any still is."""
     done = 0
     refused: Counter[str] = Counter()
     if mend:
@@ -152,7 +152,7 @@ def repair_keys(mend: bool, output: str, **scope: Any) -> None:
 @fold_group.command("object-stats", short_help="Objects, tombstones, bytes, sizes, siblings.")
 @scope_options
 def object_stats(output: str, **scope: Any) -> None:
-    """Objects, tombstones, bytes; how many of which size and of how many siblings."""
+    """Numbers of objects, tombstones and bytes; distribution of sizes and of siblings."""
     sums: Counter[str] = Counter()
     sizes: Counter[int] = Counter()
     siblings: Counter[int] = Counter()
@@ -202,7 +202,7 @@ def repl_keys(queue: str, output: str, **scope: Any) -> None:
 @act_options
 @scope_options
 def reap_tombs(output: str, **scope: Any) -> None:
-    """Remove tombstones for good, where every queue has passed them."""
+    """Remove tombstones for good, if every queue has passed them."""
     _act("reap-tombs", "reaped", {}, scope, output)
 
 
@@ -210,7 +210,7 @@ def reap_tombs(output: str, **scope: Any) -> None:
 @act_options
 @scope_options
 def erase_keys(output: str, **scope: Any) -> None:
-    """Delete the keys, each as it was found: what was written meanwhile stays."""
+    """Delete the keys, each in the version that was found: later writes stay."""
     _act("erase-keys", "deleted", {}, scope, output)
 
 

@@ -140,9 +140,9 @@ NODE_RESULTS: Final = TableSpec(column("node"), *RESULTS.columns)
 )  # fmt: skip
 @admin_query
 def status(node: str | None, results: int, query: AdminCommand) -> None:
-    """Every cluster that the nodes compare with, the next check of each node, as of when it is proven to have all of
-    ours and both were equal, and the newest results. With --node what one node has planned, and its last results.
-    """
+    """Every cluster that the nodes compare with: the next check of each node, when it was last proven to have
+    everything of this one and to be equal, and the newest results. With --node the plan and the last results of one
+    node."""
     if node is None:
         _echo_cluster(query, results)
         return
@@ -310,8 +310,8 @@ class FinishedCheck(NamedTuple):
 )
 @admin_act()
 def run(kind: str, peer: str | None, wait: bool, act: AdminCommand) -> None:
-    """Begin a check now: everything, the last day or hour, a learned range, or what `auto` chooses. Several peers are
-    checked one after the other.
+    """Begin a check now: of everything, the last day or hour, a learned range, or what `auto` chooses. Several peers
+    are checked one after the other.
 
     With --wait the verdict is the exit code: 0 in sync or up to date (all of ours is there, and keys of its own), 1
     differing, 2 an error, 3 when something was not looked at.
@@ -389,7 +389,7 @@ DUE: Final = TableSpec("peer", ("when", moment_of("at_ms")), "kind", "state")
 @fullsync_group.command("schedule", short_help="The checks of the rest of the day.")
 @admin_query
 def schedule(query: AdminCommand) -> None:
-    """The rest of the day: which check is due when, and which were left out."""
+    """The rest of the day: when each check is due, and which were skipped."""
     answer = query.get("/admin/fullsync/schedule")
     if query.echo_json(answer):
         return
@@ -479,7 +479,7 @@ value_options: Final = with_options(
     click.option("--segment-limit", type=Count(0), help="Differing segments a check compares; 0: no limit."),
     click.option("--auto-suppress", type=Count(0), help="Auto checks left out after one that repaired nothing."),
     click.option("--repair-rate-limit", type=Count(0), help="Repairs a second; 0: no limit."),
-    click.option("--bidirectional/--one-way", default=None, help="Have the other cluster repair, too."),
+    click.option("--bidirectional/--one-way", default=None, help="The other cluster repairs, too."),
     click.option("--peer-queue", metavar="NAME", help="The other cluster's queue for that."),
 )
 """Add the settings of a peer that may change; each parameter's name is a key of [[fullsync]]."""
@@ -492,11 +492,11 @@ def _values_of(wants: dict[str, int], given: dict[str, Any]) -> dict[str, Any]:
 @fullsync_group.command("set", short_help="Change what is compared, when, and repaired how.")
 @click.argument("peer")
 @value_options
-@click.option("--default", is_flag=True, help="Use the config files again.")
+@click.option("--default", is_flag=True, help="Apply the config files again.")
 @admin_act(nodes=True, reason=True)
 def set_(peer: str, wants: dict[str, int], default: bool, act: AdminCommand, **given: Any) -> None:
     """Change what PEER compares, when, and how it repairs, on all nodes and over restarts; what is not named stays. The
-    day's plan is made again from now on. With --default its config files count again."""
+    day's plan is made again from now on. With --default the config files apply again."""
     values = _values_of(wants, given)
     if default == bool(values):
         raise BadInput("give a setting, such as --wants all=24,auto=0; or --default alone")
@@ -516,8 +516,8 @@ def peer_group() -> None:
 @value_options
 @admin_act(nodes=True, reason=True)
 def add(name: str, urls: str, wants: dict[str, int], act: AdminCommand, **given: Any) -> None:
-    """Compare with the cluster at URL,... as NAME, on all nodes and over restarts. It needs --queue. It is shown the
-    token that a node's file names for the same URLs, if there is one."""
+    """Compare with the cluster at URL,... as NAME, on all nodes and over restarts. It needs --queue. Its token is the
+    one that a node's file names for the same URLs, if any."""
     values = {"urls": urls, **_values_of(wants, given)}
     _echo_by_node(act, act.post("/admin/fullsync/peers/add", peer=name, values=values), "planned")
 
@@ -526,8 +526,8 @@ def add(name: str, urls: str, wants: dict[str, int], act: AdminCommand, **given:
 @click.argument("name")
 @admin_act(nodes=True, reason=True)
 def remove(name: str, act: AdminCommand) -> None:
-    """Stop comparing with NAME, on all nodes and over restarts, also where a file has it (`set NAME --default` brings
-    that back). Its history is deleted; a check that runs goes on."""
+    """Stop comparing with NAME, on all nodes and over restarts, also if a file has it (`set NAME --default` restores
+    that). Its history is deleted; a check that runs goes on."""
     _echo_by_node(act, act.post("/admin/fullsync/peers/remove", peer=name), "no more due")
 
 
@@ -554,7 +554,7 @@ def set_range(since: str, before: str, bucket: str | None, peer: str | None, act
 @PEER
 @admin_act()
 def clear_range(peer: str | None, act: AdminCommand) -> None:
-    """Forget a range that was set or learned."""
+    """Clear a range that was set or learned."""
     answer = act.post("/admin/fullsync/clear-range", peer=peer)
     act.echo(answer, f"{_names_of(answer, peer)}: no range is set")
 
@@ -564,7 +564,7 @@ def clear_range(peer: str | None, act: AdminCommand) -> None:
 @PEER
 @admin_act()
 def suppress_auto(count: int, peer: str | None, act: AdminCommand) -> None:
-    """Leave out the next COUNT checks of kind auto of the node that answers, whatever the last ones found; 0: none."""
+    """Skip the next COUNT checks of kind auto of the node that answers, regardless of earlier results; 0: none."""
     answer = act.post("/admin/fullsync/suppress-auto", peer=peer, count=count)
     act.echo(answer, f"{_names_of(answer, peer)}: {_left_out(count)}")
 
@@ -586,7 +586,7 @@ MISMATCHES: Final = TableSpec("node", *table_of(TreeMismatchRow).columns)
 @click.option("--own", is_flag=True, help="Only those of the node that answers.")
 @admin_act()
 def trees(rebuild: bool, one: PartitionName | None, own: bool, act: AdminCommand) -> None:
-    """The trees of every node's replicas: state, offset, size; and every segment that was ever found wrong."""
+    """The trees of every node's replicas: state, offset, size; and every segment that was found wrong."""
     if rebuild:
         partition = None if one is None else partition_number(act.admin, one)
         answer = act.post("/admin/trees/rebuild", partition=partition)

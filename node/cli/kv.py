@@ -31,14 +31,14 @@ from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 
-@click.command("reap", short_help="Remove a tombstone, if nobody needs it any more.")
+@click.command("reap", short_help="Remove a tombstone that nothing needs any more.")
 @click.argument("where", metavar="[TYPE/]BUCKET")
 @click.argument("name", metavar="KEY")
 @admin_act()
 def reap(where: str, name: str, act: AdminCommand) -> None:
-    """Remove the tombstone of KEY, whatever its bucket's delete_mode, if every replica is in sync and every queue has
-    its acknowledgement. Otherwise shows what it waits for, and exits with code 4. Names are percent-encoded where
-    they hold a slash or are not plain text."""
+    """Remove the tombstone of KEY, regardless of its bucket's delete_mode, if every replica is in sync and every queue
+    has its acknowledgement. Otherwise shows the obstacle and exits with code 4. Names are percent-encoded where they
+    hold a slash or are not plain text."""
     kind, bucket = split_bucket(where)
     answer: dict[str, Any] = act.post("/admin/reaps", bucket_type=kind, bucket=bucket, key=name)
     outcome, reason = cell(answer.get("outcome")), cell(answer.get("reason"))
@@ -156,8 +156,8 @@ def get(
 ) -> int:
     """Write the value of KEY in BUCKET to standard output, byte by byte.
 
-    Several siblings without --vtag: a table of them on standard error, code 1; an absent or deleted key is code 1, too.
-    -o json prints all siblings with their metadata.
+    Code 1 for an absent or deleted key, and for several siblings without --vtag, which standard error lists. -o json
+    prints all siblings with their metadata.
     """
     status, clock, found = client.item("/batch/get", (bucket_type, bucket, kv_key), reads=True)
     siblings = [_sibling(row) for row in found] if isinstance(found, list) else []
@@ -256,7 +256,7 @@ def delete(
 @click.argument("bucket", metavar="[[TYPE/]BUCKET]", required=False)
 @click.option("--prefix", type=Name(), metavar="PREFIX", help="Only names that begin so.")
 @click.option("--limit", type=Count(1, 1 << 31), help="Stop after so many names.")
-@click.option("--continuation", metavar="TOKEN", help="Go on where a listing with --limit ended, as it printed.")
+@click.option("--continuation", metavar="TOKEN", help="Continue a listing with --limit: the token that it printed.")
 @http_options
 @output_option
 def list_names(
@@ -272,8 +272,8 @@ def list_names(
     """The keys of BUCKET, or all buckets, with TYPE/ those of a type, a line each as they are read; a listing of
     buckets reads every key.
 
-    With --prefix, --limit or --continuation names are in order of their bytes. Where --limit ends a listing, standard
-    error has the --continuation that goes on (with -o json the document), which belongs to the same bucket and
+    With --prefix, --limit or --continuation names are in order of their bytes. If --limit ends a listing, standard
+    error (with -o json the document) has the --continuation for the next page, which is valid for the same bucket and
     --prefix.
 
     Names that are not printable text are percent-encoded; --percent encodes all of them, which is exact.

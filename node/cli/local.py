@@ -79,7 +79,7 @@ def sample(name: str) -> None:
 @timeout_option
 @output_option
 def up(topology: Path, directory: Path, auto_ports: bool, wait: bool, timeout_ms: int, output: str) -> None:
-    """Start the clusters of TOPOLOGY; returns when every partition is online. Does nothing where all runs already."""
+    """Start the clusters of TOPOLOGY; returns when every partition is online. Starts only what does not run."""
     clusters = LocalClusters(load_topology(topology), directory, auto_ports=auto_ports)
     with StartProgress() as progress:
         result = clusters.up(timeout_ms / 1000, progress.show, wait=wait)
@@ -110,16 +110,16 @@ def status(topology: Path | None, directory: Path, output: str) -> int:
     return Exit.OK if all(state == "running" for state in states) else Exit.DIFFERS
 
 
-@local_group.command("restart-node", short_help="Give a node a new process.")
+@local_group.command("restart-node", short_help="Restart a node.")
 @node_options
 @kill_option
 @wait_option
 @timeout_option
 @output_option
 def restart(topology: Path, node: str, directory: Path, kill: bool, wait: bool, timeout_ms: int, output: str) -> None:
-    """Give NODE a new process, gracefully or with --kill9; a dead one is started.
+    """Restart NODE, gracefully or with --kill9; start it if it is dead.
 
-    Returns when it serves and its replicas are in sync, so that the next node may follow.
+    Returns when it serves and its replicas are in sync: then the next node may follow.
     """
     _check_node(topology, node, directory)
     local_directory.restart_node(directory, node, timeout_ms / 1000 if wait else None, kill=kill)

@@ -46,7 +46,7 @@ def _cli(module: str, attribute: str, summary: str) -> Noun:
 GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
     "Basics": {
         "status": _cli("status", "status_command", "All clusters on one screen: lag, overrides, problems."),
-        "context": _cli("context", "context_group", "Name clusters: addresses and credentials, typed once."),
+        "context": _cli("context", "context_group", "Name clusters with their addresses and credentials."),
         "dashboard": _cli("dashboard", "dashboard_command", "The address of a node's pages for a browser."),
         "check": _cli("check", "check_group", "Probes for monitoring: lag, isr, sync, gaps, sink."),
         "help": _cli("help", "help_command", "The help of a command, of connections, of exit codes."),
@@ -57,7 +57,9 @@ GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
         "node": _cli("node", "node_group", "Run a node; list, drain, remove and renew nodes."),
         "partition": _cli("partition", "partition_group", "Look at partitions, place and move them, force a leader."),
         "leader": _cli("leader", "leader_group", "Look at leaders, and balance them."),
-        "bucket-type": _cli("bucket_type", "bucket_type_group", "Make and change bucket types; where they are."),
+        "bucket-type": _cli(
+            "bucket_type", "bucket_type_group", "Create and change bucket types; show their placement."
+        ),
         "bucket": _cli("bucket", "bucket_group", "Properties of single buckets: show, set and unset them."),
         "option": _cli("option", "option_group", "Look at dynamic options; set and unset them."),
         "config": _cli("config", "config_group", "Check and show config files."),
@@ -72,10 +74,10 @@ GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
         "lag": _cli("replication", "lag_command", "How far other clusters are behind: seconds, objects, bytes."),
         "queue": _cli("queue", "queue_group", "Look at source queues; register, suspend, limit them."),
         "sink": _cli("sink", "sink_group", "Look at sinks; suspend and resume them."),
-        "gaps": _cli("queue", "gaps_of_queues", "Changes that queues gave up, not closed by full-sync yet."),
+        "gaps": _cli("queue", "gaps_of_queues", "Changes given up by queues and not proven by full-sync."),
         "ledger": _cli("replication", "ledger_command", "The outcome of every change sent and received."),
         "fullsync": _cli("fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."),
-        "explain": _cli("replication", "explain_command", "One key: where accepted, where it is, what is next."),
+        "explain": _cli("replication", "explain_command", "One key: where it was accepted, where it is, what follows."),
     },
     "Data": {
         "kv": _cli("kv", "kv_group", "Get, put, delete and list values."),
@@ -86,7 +88,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
     },
     "Development": {
         "demo": Noun(
-            "isthmus.node.demo.command", "demo_command", "Two clusters here: load, replicate, prove them equal."
+            "isthmus.node.demo.command", "demo_command", "Two clusters on this machine: load, replicate, compare."
         ),
         "local": _cli("local", "local_group", "Start and stop clusters on this machine."),
         "dev": _cli("dev", "dev_group", "Certificates and tokens for trying things out."),

@@ -38,7 +38,7 @@ def option_group() -> None:
 @BUCKET_TYPE
 @admin_query
 def list_options(bucket_type: str | None, query: AdminCommand) -> None:
-    """Every option: what it is set to, by whom, and what is in force."""
+    """Every option: its set value, by whom, and the value in force."""
     _echo(query, query.get(f"/admin/options{_query(bucket_type)}"))
 
 

@@ -112,7 +112,7 @@ def show(partition: PartitionName, query: AdminCommand) -> None:
     type=Count(0, INDEX_MAX),
     default=0,
     show_default=True,
-    help="One past the index at which the run before ended.",
+    help="Continue an earlier placement: one past its last index.",
 )
 @output_option
 def plan(
@@ -124,7 +124,7 @@ def plan(
     start_index: int,
     output: str,
 ) -> None:
-    """Show the computed placement; asks no cluster. `-o json` prints the file that `assign` takes."""
+    """Show a computed placement, without asking a cluster. `-o json` prints the file that `assign` takes."""
     found = placed(
         partitions,
         replication_factor,
@@ -172,11 +172,12 @@ def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
     default="default",
     show_default=True,
     callback=bucket_type_name,
-    help="What to create.",
+    help="The bucket type to create.",
 )
 @admin_act(dry_run=True)
 def assign(path: Path, bucket_type: str, act: AdminCommand) -> None:
-    """Create bucket type T with the placement in a file, as `plan -o json` prints it. `reassign` moves what exists.
+    """Create bucket type T with the placement in a file, as `plan -o json` prints it. `reassign` moves existing
+    replicas.
 
     --dry-run checks the file, against the cluster if it answers, and creates nothing.
     """

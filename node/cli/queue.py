@@ -45,7 +45,7 @@ from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
 POSITIONS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-SERVING = click.option("--serving", is_flag=True, help="Giving out changes, which wait meanwhile (the default).")
+SERVING = click.option("--serving", is_flag=True, help="Serving changes to sinks; they wait meanwhile (the default).")
 PUBLISHING = click.option("--publishing", is_flag=True, help="Recording new changes, which become a gap meanwhile.")
 LIMITS = with_options(
     click.option("--queue-limit", type=Count(1), help="References in memory."),
@@ -399,7 +399,7 @@ GAPS: Final = TableSpec(
 def gaps_of_queues(name: str | None, ids: tuple[str, ...], act: AdminCommand) -> None:
     """Changes that queues gave up and no full-sync has closed yet, on all nodes; with NAME of this queue only.
 
-    With --close: code 1 where there is no such gap, or it still grows.
+    With --close: code 1 if there is no such gap, or it still grows.
     """
     if ids:
         if name is None:
@@ -434,7 +434,7 @@ def _close(act: AdminCommand, name: str, ids: list[str]) -> None:
         raise CommandFailed(Exit.DIFFERS, "unknown-gap", sentence)
 
 
-@queue_group.command("test-filter", short_help="Would this change be offered, and by which rule?")
+@queue_group.command("test-filter", short_help="Whether a change would be offered, and by which rule.")
 @NAME
 @click.argument("where", metavar="TYPE/BUCKET")
 @click.argument("object_key", metavar="[KEY]", required=False)
@@ -497,19 +497,21 @@ def _parts_text(serving: bool, publishing: bool) -> str:
 @NAME
 @admin_act(asks=True, reason=True)
 def clear(name: str, act: AdminCommand) -> None:
-    """Give up what waits in queue NAME, at every priority and on all nodes: a gap, until a full-sync has closed it.
-    Shows how much, and asks for confirmation."""
+    """Give up everything that waits in queue NAME, at every priority and on all nodes: a gap, until a full-sync has
+    closed it. Shows how much waits, and asks for confirmation."""
     _change(act, name, "clear", "cleared", {})
 
 
-@queue_group.command("release", short_help="Take a queue from the cluster that owns it.")
+@queue_group.command("release", short_help="Release a queue from the cluster that owns it.")
 @NAME
-@click.option("--from", "start", default="0", show_default=True, metavar="0|now|TIME", help="Where the next begins.")
+@click.option(
+    "--from", "start", default="0", show_default=True, metavar="0|now|TIME", help="Where the next owner begins."
+)
 @admin_act(asks=True, reason=True)
 def release(name: str, start: str, act: AdminCommand) -> None:
-    """Take queue NAME from the cluster that owns it: the next cluster that fetches owns it, for a minute not the same
-    one. TIME is written as 2026-02-03T04:05, which is UTC unless it names a zone. Shows what waits, and asks for
-    confirmation."""
+    """Release queue NAME from the cluster that owns it: the next cluster that fetches becomes the owner, except the old
+    one for a minute. TIME is written as 2026-02-03T04:05, which is UTC unless it names a zone. Shows what waits, and
+    asks for confirmation."""
     _change(act, name, "release", "released", {"from": _start(start)})
 
 
@@ -520,7 +522,7 @@ def release(name: str, start: str, act: AdminCommand) -> None:
 @click.option(
     "--filter", "filter_", default="any", show_default=True, metavar="RULES", help="Which changes the queue offers."
 )
-@click.option("--cascade", is_flag=True, help="Offer also what came from another cluster.")
+@click.option("--cascade", is_flag=True, help="Also offer changes that came from another cluster.")
 @click.option("--overflow", type=click.Choice(["replay", "discard"]), default="replay", show_default=True)
 @LIMITS
 @click.option("--riak-fetch", is_flag=True, help="For a Riak as sink, which takes each change at most once.")
@@ -534,8 +536,8 @@ def register(
     act: AdminCommand,
     **settings: Any,
 ) -> None:
-    """Make queue NAME, on all nodes, from now on and over restarts. TIME is written as 2026-02-03T04:05, which is UTC
-    unless it names a zone."""
+    """Create queue NAME on all nodes, kept over restarts. TIME is written as 2026-02-03T04:05, which is UTC unless it
+    names a zone."""
     begins = {"from": _start(start)} if positions is None else {"positions": _positions(positions)}
     settings |= {"riak_fetch": riak_fetch or None}
     answer = act.post("/admin/queues/register", name=name, **begins, filter=filter_, **settings)
@@ -546,7 +548,7 @@ def register(
 @queue_group.command("set", short_help="Change filter and limits while it runs.")
 @NAME
 @click.option("--filter", metavar="RULES", help="Which changes the queue offers from now on.")
-@click.option("--cascade/--no-cascade", default=None, help="Offer also what came from another cluster, or not.")
+@click.option("--cascade/--no-cascade", default=None, help="Also offer changes that came from another cluster, or not.")
 @click.option("--overflow", type=click.Choice(["replay", "discard"]), help="Action on changes above the limit.")
 @LIMITS
 @click.option(
@@ -564,7 +566,7 @@ def set_queue(
     **settings: Any,
 ) -> None:
     """Give queue NAME another filter or other limits while it runs, on all nodes and over restarts; its cursors stay.
-    Where it offers more than before, what it passed over until then is a gap. Another filter is shown, and asks for
+    If it now offers more, what it skipped until then is a gap. A change of the filter is shown and asks for
     confirmation."""
     body = {key: value for key, value in settings.items() if value is not None}
     if default == bool(body or start):
@@ -616,7 +618,7 @@ def _limits(configured: Row) -> str:
 @click.option("--default", is_flag=True, help="Use the limits of the config file again.")
 @admin_act(reason=True)
 def throttle(name: str, size: int | None, objects: int | None, off: bool, default: bool, act: AdminCommand) -> None:
-    """Limit what each node gives out of queue NAME in a second. The limit that is not named, of bytes or of objects,
+    """Limit the rate at which each node serves queue NAME. The limit that is not given, of bytes or of objects,
     stays."""
     if (size is not None or objects is not None) + off + default != 1:
         raise click.UsageError("give --bytes, --objects, or both; or --off; or --default")
@@ -637,8 +639,8 @@ def throttle(name: str, size: int | None, objects: int | None, off: bool, defaul
 @click.option("--percent", is_flag=True, help="BUCKET and keys are percent-encoded, for bytes that are not UTF-8.")
 @admin_act()
 def push(name: str, where: str, keys: tuple[str, ...], percent: bool, act: AdminCommand, **place: Any) -> Exit:
-    """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says. Code
-    3 if the queue had space for the first of them only. With --fold they go below the full-sync priority."""
+    """Send the objects of these keys again by queue NAME, at full-sync priority, regardless of its filter. Code 3 if
+    the queue had space for only the first of them."""
     bucket_type, bucket = type_and_bucket(where)
     place |= {"bucket_type": bucket_type, "bucket": bucket} | ({"encoding": "percent"} if percent else {})
     answer = act.post(_path(name, "push"), keys=list(keys), **place)

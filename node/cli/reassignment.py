@@ -142,13 +142,13 @@ def drain(
     act.echo(answer, f"drain of {', '.join(names)}: {cell(answer.get('outcome'))}{orders}")
 
 
-@click.command("remove", short_help="Forget a stopped node that holds no replica.")
+@click.command("remove", short_help="Remove a stopped node without replicas.")
 @click.argument("name")
 @admin_act(asks=True)
 def remove(name: str, act: AdminCommand) -> None:
-    """Remove node NAME, which is stopped and holds no replica: nothing waits for it afterwards.
+    """Remove node NAME, which must be stopped and hold no replica: nothing waits for it afterwards.
 
-    Its id is free then. Refused while the node lives or holds replicas.
+    Its id may be used again. Refused while the node is live or holds replicas.
     """
     path = f"/admin/nodes/{quote(name, safe='')}/remove"
     answer = act.plan(path)
@@ -256,8 +256,10 @@ ENDED: Final = TableSpec(
 
 
 @click.command("moves", short_help="Orders that move replicas, and their progress.")
-@click.option("--watch", is_flag=True, help="Show it again every second until all orders are over.")
-@click.option("--all", "everything", is_flag=True, help="With the partitions that wait or are done, and all history.")
+@click.option("--watch", is_flag=True, help="Repeat every second until all orders are finished.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Include partitions that wait or are done, and all finished orders."
+)
 @admin_query
 def moves(watch: bool, everything: bool, query: AdminCommand) -> None:
     """Orders that move replicas: progress, why they wait, and finished ones."""
@@ -310,9 +312,9 @@ def _heading(order: Row) -> str:
 NODES: Final = table_of(NodeRow, without={"http", "admin", "cluster"})
 
 
-@click.command("list", short_help="Every node: what it holds and leads, whether it lives.")
+@click.command("list", short_help="Every node: replicas, leaderships, whether it is live.")
 @admin_query
 def list_nodes(query: AdminCommand) -> None:
-    """Every node: what it holds and leads, whether it lives, and whether it is drained. Its id is shown also
-    while it is down."""
+    """Every node, with its replicas and leaderships, whether it is live, and whether it is drained. Nodes that are down
+    have their ids, too."""
     query.echo_rows(query.get("/admin/nodes"), "nodes", NODES)

@@ -106,7 +106,7 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
     help="Only keys that either side changed before then.",
 )
 @click.option("--full", is_flag=True, help="Read all, without asking trees.")
-@click.option("--bodies", is_flag=True, help="Read objects, too, and hold each against its key row; implies --full.")
+@click.option("--bodies", is_flag=True, help="Read objects, too, and compare each with its key row; implies --full.")
 @click.option("--sample", type=Number(0, 1, min_open=True), default=1.0, help="Compare only this part of the segments.")
 @click.option("--max-differences", type=Count(0), default=0, help="Findings that are kept; totals stay true.")
 @MAX_TIME

@@ -112,8 +112,8 @@ def stats(urls: str, bucket_type: str, master: str, nice: int, verbose: bool, ou
 def export(
     path: str, urls: str, bucket_type: str, master: str, nice: int, verbose: bool, output: str, **given: Any
 ) -> None:
-    """Write all objects, with their clocks, as Parquet into the directory PATH. An interrupted export goes on where it
-    ended when it is called again."""
+    """Write all objects, with their clocks, as Parquet into the directory PATH. An interrupted export continues when it
+    is called again."""
     from isthmus.aae.reconcile import batch_jobs, spark_session
     from isthmus.aae.reconcile import export as exporting
     from isthmus.aae.reconcile.spark_progress import SparkProgress
@@ -133,7 +133,7 @@ def export(
 @URLS
 @selection_options
 @transfer_options
-@click.option("--origin", metavar="UUID", help="The cluster that it comes from: it is not sent back there.")
+@click.option("--origin", metavar="UUID", help="The cluster that the objects come from: they are not sent back there.")
 @click.option("--run-id", help="Record progress: a command with the same id resumes. Needs --dir.")
 @click.option("--dir", "run_dir", cls=RenamedOption, old=("--run-dir",), metavar="DIR", help="Where runs are kept.")
 @MASTER

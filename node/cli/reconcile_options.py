@@ -116,5 +116,9 @@ def whole_seconds(context: click.Context, parameter: click.Parameter, value: int
 
 
 MAX_TIME = click.option(
-    "--max-time", "max_time_s", type=Duration(), callback=duration_s, help="Begin nothing new after this, such as 10m."
+    "--max-time",
+    "max_time_s",
+    type=Duration(),
+    callback=duration_s,
+    help="Begin nothing new after this time, such as 10m.",
 )

@@ -35,10 +35,10 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 
 
 @click.command("seed", short_help="Copy a bucket type into another cluster.")
-@click.option("--source", required=True, metavar="URL[,URL...]", help="HTTP listeners of the cluster that has it all.")
+@click.option("--source", required=True, metavar="URL[,URL...]", help="HTTP listeners of the cluster with the objects.")
 @click.option("--target", required=True, metavar="URL[,URL...]", help="The same of the one to fill.")
 @BUCKET_TYPE
-@click.option("--queue", default="", help="The source's queue that goes on afterwards; made if there is none.")
+@click.option("--queue", default="", help="The source's queue that continues afterwards; created if it does not exist.")
 @click.option("--filter", default="any", show_default=True, metavar="RULES", help="Which changes a new queue offers.")
 @click.option("--into-nonempty", is_flag=True, help="The target may have objects: they merge.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the clusters at the end.")
@@ -51,7 +51,7 @@ from isthmus.repl.model.errors import BadInput, PeerFault
     callback=duration_s,
     default="10s",
     show_default=True,
-    help="How far behind counts as there.",
+    help="A change is there if the lag is below this.",
 )
 @click.option(
     "--give-up-after",
@@ -89,7 +89,7 @@ def seed(
     format_: str,
     **given: Any,
 ) -> None:
-    """Copy all objects of a bucket type into another cluster, with their clocks, tombstones too; then continue the
+    """Copy all objects of a bucket type into another cluster, with their clocks, also tombstones; then continue the
     queue from there, and compare. Ctrl-C, or a killed driver, loses nothing: a seed with the same --run-id goes on.
     --admin is a node of the source, needed with --queue."""
     from isthmus.aae.reconcile.seed_plan import QueueHandOver, SeedOptions, planned

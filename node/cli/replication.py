@@ -77,8 +77,9 @@ RECEIVED: Final = TableSpec(
 @click.option("--over", "over_ms", type=Duration(), help='Exit with 1 if a lag is above, such as "5s".')
 @admin_query
 def lag_command(over_ms: int | None, query: AdminCommand) -> None:
-    """How far each other cluster is behind, by queue and bucket type: seconds since the oldest change that it has not
-    acknowledged, objects and bytes that wait. With --over: exit code 1 above it, 3 where it is unknown."""
+    """How far each other cluster is behind, by queue and bucket type: age in seconds of the oldest change that it has
+    not acknowledged, and objects and bytes that wait. With --over: exit code 1 if a lag is above it, 3 if one is
+    unknown."""
     answer = query.get("/admin/lag")
     rows = objects_in(answer, "lag")
     if query.json:
@@ -108,8 +109,8 @@ def lag_command(over_ms: int | None, query: AdminCommand) -> None:
 @click.argument("name", required=False)
 @admin_query
 def ledger_command(name: str | None, query: AdminCommand) -> None:
-    """The outcome of every change sent to and received from each other cluster. Exit code 1 when a ledger does not
-    close, 3 when it is not known. A queue without a sink so far is `no-sink`, code 0.
+    """The outcome of every change sent to and received from each other cluster. Exit code 1 if a ledger does not add
+    up, 3 if that is unknown. A queue without a sink so far is `no-sink`, code 0.
 
     With NAME the numbers of this queue, by node, and whether the two sides agree.
     """
@@ -145,8 +146,8 @@ def ledger_command(name: str | None, query: AdminCommand) -> None:
 def explain_command(
     context: click.Context, bucket: str, object_key: str, other: tuple[str, ...], query: AdminCommand
 ) -> None:
-    """Where and when a key was accepted, what each queue does with it, what the other side has, and what happens next.
-    Names are percent-encoded where they are not plain text."""
+    """Where and when a key was accepted, its place in each queue, what the other side has, and what happens next. Names
+    are percent-encoded where they are not plain text."""
     bucket_type, name = split_bucket(bucket)
     named = "&".join(
         f"{word}={quote(value, safe='')}"

@@ -59,15 +59,14 @@ LIVE: Final = "live"
 @click.command("wait", short_help="Wait until the cluster is online, or in sync.")
 @click.option("--online", "goal", flag_value="online", help="Until every partition takes reads and writes.")
 @click.option(
-    "--in-sync", "goal", flag_value="in-sync", default="in-sync", help="Until there is no problem either (the default)."
+    "--in-sync", "goal", flag_value="in-sync", default="in-sync", help="Until there is no problem (the default)."
 )
 @timeout_option
 @admin_query
 def wait_command(goal: str, timeout_ms: int, query: AdminCommand) -> None:
     """Wait until all partitions are online, or the whole cluster is in sync.
 
-    Standard error shows what is still missing. Code 0 when it is so, 1 when it is not within --timeout, 3 when no node
-    answers then.
+    Standard error shows what is still missing. Code 0 when done, 1 after --timeout, 3 if no node answers then.
     """
     found = wait_for(query.admin, Goal(goal), Waiter(timeout_ms, quiet=query.json))
     query.echo(found, f"cluster {cell(found.get('cluster'))}: {goal}")
@@ -99,9 +98,11 @@ STEPS: Final = TableSpec("node", ("started", lambda row: moment(row.get("started
 
 
 @click.command("rolling-restart", short_help="Restart the nodes one after the other.")
-@click.option("--command", required=True, metavar="COMMAND", help="Restarts a node; {node} and {host} stand for it.")
+@click.option(
+    "--command", required=True, metavar="COMMAND", help="Restarts a node; {node} is its name, {host} its host."
+)
 @click.option("--node", "nodes", multiple=True, metavar="NAME", help="Only this node; may be given several times.")
-@click.option("--since", metavar="TIME", help="Nodes that started at this time or later are done: to go on.")
+@click.option("--since", metavar="TIME", help="Continue: nodes that started at this time or later are done.")
 @timeout_option
 @DRY_RUN
 @YES

@@ -70,7 +70,7 @@ LETTERS: Final = table_of(DeadLetterRow)
 @dead_letters_group.command("list", short_help="Every dead letter: what was refused, and why.")
 @admin_query
 def list_letters(query: AdminCommand) -> None:
-    """Every dead letter that this node keeps, the oldest first: what it refused for good, and why."""
+    """Every dead letter of the node that answers, the oldest first: what it refused for good, and why."""
     query.echo_rows(query.get("/admin/sink/dead-letters"), "dead_letters", LETTERS)
 
 
@@ -114,8 +114,8 @@ def _retried(act: AdminCommand, wanted: Sequence[int]) -> list[dict[str, Any]]:
 @ALL
 @admin_act(yes=True)
 def drop(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> None:
-    """Forget dead letters. Their changes stay as they are at the source; full-sync may find that the clusters differ.
-    --all shows how many there are and asks for confirmation; letters that come meanwhile stay."""
+    """Drop dead letters. Nothing changes at the source; full-sync may find that the clusters differ. --all shows their
+    number and asks for confirmation; letters that arrive meanwhile stay."""
     _check_chosen(ids, everything)
     if everything:
         ids = _kept_ids(act.admin)
@@ -293,9 +293,9 @@ CLUSTER = click.option(
     "cluster",
     default="",
     metavar="NAME",
-    help="The cluster that must answer there; its certificate must name it.",
+    help="The cluster that must answer there, and that its certificate must name.",
 )
-DEFAULT = click.option("--default", "forget", is_flag=True, help="Use the config files again.")
+DEFAULT = click.option("--default", "forget", is_flag=True, help="Apply the config files again.")
 
 
 @sink_group.command("suspend", short_help="Start no new fetch until resumed.")
@@ -320,11 +320,11 @@ def resume(queue: str | None, peer: str | None, act: AdminCommand) -> None:
 @click.argument("url")
 @click.argument("queue")
 @CLUSTER
-@click.option("--peer-token-file", metavar="PATH", help="On every node of this cluster: the token to show there.")
+@click.option("--peer-token-file", metavar="PATH", help="File with the token for it, on every node of this cluster.")
 @admin_act(reason=True, yes=True)
 def add_peer(queue: str, url: str, cluster: str, peer_token_file: str | None, act: AdminCommand) -> None:
-    """Fetch from QUEUE at URL, a node of another cluster, on all nodes, from now on and over restarts. The link is
-    tested before, as by `isthmus sink check`; where a line fails it asks for confirmation."""
+    """Fetch from QUEUE at URL, a node of another cluster, on all nodes and over restarts. The link is first tested as
+    by `isthmus sink check`; if a line fails, it asks for confirmation."""
     link = {"queue": queue, "url": url, "cluster": cluster, "token_file": peer_token_file}
     if not act.yes:
         failed = _failing_checks(act, link)
@@ -354,7 +354,7 @@ CHECKS: Final = table_of(CheckedLine)
 @click.argument("url")
 @click.argument("queue")
 @CLUSTER
-@click.option("--peer-token-file", metavar="PATH", help="On the node that checks: the token to show there.")
+@click.option("--peer-token-file", metavar="PATH", help="File with the token for it, on the node that checks.")
 @admin_query
 def check(url: str, queue: str, cluster: str, peer_token_file: str | None, query: AdminCommand) -> Exit:
     """Test, before it is configured, whether a link to QUEUE at URL, a node of another cluster, would work: from the
@@ -372,8 +372,8 @@ def check(url: str, queue: str, cluster: str, peer_token_file: str | None, query
 @click.argument("queue")
 @admin_act(reason=True)
 def remove_peer(queue: str, url: str, act: AdminCommand) -> None:
-    """Stop fetching from QUEUE at URL, on all nodes, from now on and over restarts, though a config file may list it.
-    Changes wait at the source; nothing is lost."""
+    """Stop fetching from QUEUE at URL, on all nodes and over restarts, even if a config file lists it. Changes wait at
+    the source; nothing is lost."""
     answer = act.post("/admin/sink/peers/remove", queue=queue, url=url)
     act.echo(answer, f"sink: fetches no more from queue {queue} at {url}")
 
@@ -381,12 +381,14 @@ def remove_peer(queue: str, url: str, act: AdminCommand) -> None:
 @sink_group.command("set-workers", short_help="How many fetches run at once on each node.")
 @click.argument("count", type=Count(1, 256), required=False)
 @click.option("--per-peer", type=Count(0, 256), help="Most at one peer, up to COUNT; 0: an equal share.")
-@click.option("--queue", help="Most that may be busy with this queue, of the node's; --default: no limit of its own.")
+@click.option(
+    "--queue", help="Most workers of the node that may be busy with this queue; --default: no limit of its own."
+)
 @DEFAULT
 @admin_act(nodes=True, reason=True)
 def set_workers(count: int | None, per_peer: int | None, queue: str | None, forget: bool, act: AdminCommand) -> None:
-    """Set how many workers, COUNT, fetch at once on each node, from now on and over restarts. A --per-peer above the
-    workers of a node counts as all of them."""
+    """Set the number of workers that fetch at once on each node, also over restarts. A --per-peer above the workers of
+    a node means all of them."""
     if queue is not None:
         if per_peer is not None or (count is None) != forget:
             raise BadInput("--queue: give COUNT, or --default, and no --per-peer")
@@ -416,7 +418,7 @@ STOP: Final = "isthmus sink suspend"
 @DEFAULT
 @admin_act(nodes=True, reason=True)
 def throttle(size: int | None, objects: int | None, off: bool, forget: bool, act: AdminCommand) -> None:
-    """Limit what each node fetches a second, from now on and over restarts."""
+    """Limit the rate at which each node fetches, also over restarts."""
     if (size is not None or objects is not None) + off + forget != 1:
         raise BadInput("give --bytes, --objects, or both; or --off; or --default")
     limits: dict[str, Any] = {"bytes_per_second": size, "objects_per_second": objects}

@@ -108,22 +108,22 @@ ADMINS: Final = click.option(
     multiple=True,
     envvar=ADMIN.variable,
     show_envvar=True,
-    help="Admin listeners of nodes of one cluster, the first that answers; once for each cluster.",
+    help="Admin listeners of one cluster, of which the first that answers is asked; once for each cluster.",
 )
 """`--admin` of commands about several clusters, as the argument `admins`."""
 
 
 @click.command("status")
-@click.option("--watch", is_flag=True, help="Draw it again until Ctrl-C, which ends it with code 0.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C, which is code 0.")
 @click.option(
     "--interval",
     "interval_ms",
     type=Duration(500, 3_600_000),
     default=INTERVAL,
     show_default=True,
-    help="Between two pictures of --watch.",
+    help="Time between two screens of --watch.",
 )
-@click.option("--count", type=Count(1), help="End --watch after so many pictures.")
+@click.option("--count", type=Count(1), help="End --watch after so many screens.")
 @ADMINS
 @connection_options
 @output_option
@@ -133,9 +133,9 @@ def status_command(
 ) -> int:
     """All clusters on one screen: nodes, partitions, lag with its causes, what operators set, and problems.
 
-    Code 0: all is well; 1: there is a problem; 3: there is none, but something is not known. The code does not depend
-    on what operators set. Limits are the defaults of `isthmus check`, and a tenth of free disk. It has no more lines
-    than the terminal; -o wide has all.
+    Code 0: all is well; 1: there is a problem; 3: no problem, but something is unknown. What operators set does not
+    affect the code. Limits are the defaults of `isthmus check`, and a tenth of free disk. The output is cut to the
+    terminal; -o wide has all.
     """
     if watch and output == "json":
         raise BadInput("--watch is for people; programs ask again")

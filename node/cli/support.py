@@ -41,7 +41,9 @@ Part = tuple[str, str]
 
 @click.command("support-bundle")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--size-limit", type=Size(), default=SIZE_LIMIT, show_default=True, help="Most bytes of texts.")
+@click.option(
+    "--size-limit", type=Size(), default=SIZE_LIMIT, show_default=True, help="Most bytes of text; the rest is left out."
+)
 @admin_query
 def support_command(file: Path, size_limit: int, query: AdminCommand) -> int:
     """Collect status, events, and each node's config, last log lines and metrics in FILE, a .tar.gz, without secrets.

@@ -21,13 +21,13 @@ from isthmus.node.nouns.partition import ReplicaHolds
 REPLICAS: Final = table_of(ReplicaHolds)
 
 
-@click.command("force-leader", short_help="Elect a replica whatever it lacks: loses writes.")
+@click.command("force-leader", short_help="Unclean election of a replica: loses writes.")
 @click.argument("partition", type=PartitionParameter())
 @click.argument("node")
 @admin_act(asks=True)
 def force_leader(partition: PartitionName, node: str, act: AdminCommand) -> None:
-    """Make NODE's replica the leader of PARTITION, whatever it lacks: an unclean election. Entries that only other
-    replicas hold are lost."""
+    """Make NODE's replica the leader of PARTITION even if it is not complete: an unclean election. Entries that only
+    other replicas hold are lost."""
     number = partition_number(act.admin, partition)
     path = f"/admin/partitions/{number}/force-leader"
     plan = act.plan(path, node=node)
@@ -39,15 +39,17 @@ def force_leader(partition: PartitionName, node: str, act: AdminCommand) -> None
     act.echo_json(plan)
 
 
-@click.command("reseed", short_help="Make the records again that the metastore forgot.")
-@click.option("--incomplete", is_flag=True, help="Go on where replicas do not answer: what only they hold is lost.")
+@click.command("reseed", short_help="Restore records that the metastore lost.")
+@click.option(
+    "--incomplete", is_flag=True, help="Continue where replicas do not answer: entries that only they have are lost."
+)
 @wait_options
 @admin_act(asks=True)
 def reseed(incomplete: bool, wait: bool, timeout_ms: int, act: AdminCommand) -> int:
-    """After METASTORE_ROLLBACK: make the forgotten records again, above all that the replicas have seen.
+    """After METASTORE_ROLLBACK: restore lost records, newer than all that the replicas have seen.
 
-    Each of these partitions is led by the replica that lacks least. Code 1 when some had to be left as they are. With
-    --wait it returns when all partitions are online.
+    The most complete replica of each of these partitions leads it. Code 1 if some could not be restored. With --wait it
+    returns when all partitions are online.
     """
     answer = act.plan("/admin/cluster/reseed", incomplete=incomplete)
     plans = objects_in(answer, "partitions")

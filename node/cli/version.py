@@ -59,10 +59,10 @@ VERSIONS: Final = TableSpec("cluster", "node", "version", column("reason", value
 @output_option
 @click.pass_context
 def version_command(context: click.Context, admins: tuple[str, ...], output: str) -> int:
-    """The version of this installation, of Python and of some packages, and which extras are there. Asks no node.
+    """The versions of this installation, Python and some packages, and the installed extras. Asks no node.
 
-    With `--cluster`, `--context` or `--admin`: the version that each node runs. Exit code 1 when there is more than
-    one, 3 when that of a node is unknown.
+    With `--cluster`, `--context` or `--admin`: the version that each node runs. Exit code 1 if they differ, 3 if one is
+    unknown.
     """
     if any(is_typed(context, name) for name in (NAME, "context_name", "admins")):
         return _of_nodes(context, admins, output)

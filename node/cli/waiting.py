@@ -27,7 +27,7 @@ TIMEOUT: Final = "10m"
 
 timeout_option: Final = click.option(
     "--timeout", "timeout_ms", type=Duration(), default=TIMEOUT, show_default=True,
-    help="Give up waiting after this, with code 3 (1 if the cluster answers and is not so).",
+    help="End waiting after this, with code 1, or 3 if no node answers.",
 )  # fmt: skip
 wait_options: Final = with_options(
     click.option("--wait/--no-wait", default=False, help="Return when it is done, or as soon as it is ordered."),

@@ -5,10 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 import isthmus.client
-from docs.generate import PUBLIC, api_reference, commands_reference, rewrite, signature_text, stale_pages, table
+from docs.generate import (
+    CONNECTION,
+    PUBLIC,
+    api_reference,
+    commands_reference,
+    nouns,
+    paragraphs,
+    rewrite,
+    signature_text,
+    stale_pages,
+    table,
+)
 
 
 def test_generated_pages_are_current() -> None:
@@ -67,12 +79,31 @@ def test_signatures_are_shown_as_the_source_has_them() -> None:
 
 
 def test_an_option_is_common_only_where_it_means_the_same() -> None:
-    """`--admin` takes one address in most commands, several in those about several clusters: these have a row of their
-    own, and the common one promises no more than every command takes."""
-    reference = commands_reference()
-    common, _, rest = reference.partition("### isthmus status")
-    (row,) = [line for line in common.splitlines() if line.startswith("| `--admin` |")]
-    assert "repeatable" not in row
-    assert "URL[,URL" not in row
-    status = rest.partition("\n### ")[0]
-    assert "| `--admin` | URL[,URL...], repeatable |" in status
+    """`--admin` takes one address in most commands and several in `status`, which has a line of its own; the common one
+    promises no more than every command accepts."""
+    common, _, rest = commands_reference().partition("## isthmus status")
+    (line,) = [line for line in common.splitlines() if line.startswith("- `--admin`")]
+    assert "repeatable" not in line
+    assert "URL[,URL" not in line
+    status = rest.partition("\n## ")[0]
+    assert "- `--admin` URL[,URL...] (repeatable)" in status
+
+
+def test_the_reference_of_commands_is_whole() -> None:
+    """Each command has a section with its help, and each option that its help shows: as a line there, or under "Also"
+    with a line of its noun or of the page."""
+    page = commands_reference()
+    everywhere = page.partition("## Common options")[2].partition("\n## ")[0]
+    for noun, command, found in nouns():
+        of_noun = page.partition(f"\n## isthmus {noun}\n")[2].partition("\n## ")[0]
+        for each in found:
+            section = of_noun.partition(f"\n### {each.path}\n")[2] if isinstance(command, click.Group) else of_noun
+            section = section.partition("\n### ")[0]
+            assert all(" ".join(text.split()) in " ".join(section.split()) for text in paragraphs(each.command.help))
+            also = section.rpartition("Also: ")[2]
+            for line in each.lines:
+                name = line.names.split(", ")[0]
+                connection = line.names in CONNECTION and "connection" in also
+                assert line.text in section or ((connection or name in also) and line.text in everywhere + of_noun), (
+                    each.path, line.text,
+                )  # fmt: skip
