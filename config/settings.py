@@ -602,7 +602,7 @@ class QueueSettings:
 
     riak_fetch: bool = False
     """The queue is for a Riak alone, which takes each change at most once by `GET /queuename/NAME`
-    ([HTTP](http.md#riaks-fetch)); sinks of Isthmus are refused."""
+    ([HTTP](http-between.md#riaks-fetch)); sinks of Isthmus are refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 A generated part stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`, in scripts between such lines
 after `//`; everything else on a page is written by hand and stays. The texts come from docstrings of settings, the
-tables of options, properties and metrics, the help of commands, and the descriptions of nouns. tests/project fails when
-a page differs from what this module makes.
+tables of options, properties and metrics, the help of commands, OpenAPI, and the descriptions of nouns. tests/project
+fails when a page differs from what this module makes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, cast
 
 import click
 import msgspec
@@ -28,9 +29,11 @@ from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES
 from isthmus.config.dynamic_options import OPTIONS
 from isthmus.config.schema import RELOADED, SettingKey, SettingKind, as_text, keys_of, range_text
 from isthmus.config.settings import ReplicationSettings, Settings
+from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.cli.exit_codes import MEANINGS
 from isthmus.node.cli.main import NOUNS, root
 from isthmus.node.daemon import METRICS
+from isthmus.node.http.openapi import describe
 from isthmus.node.nouns.description import DescribedNoun
 from isthmus.node.nouns.nouns import NOUNS as NOUNS_DESCRIBED
 from isthmus.node.observability.metrics import kind_of
@@ -110,6 +113,12 @@ PUBLIC: Final[Mapping[str, Sequence[str]]] = {
 }
 """Module -> the names of it that programs may rely on (docs/releases.md), in the order of the page api.md."""
 
+ADMIN: Final = "/admin/"
+"""Beginning of the paths that operators request."""
+
+NAME_IN_PATH: Final = re.compile(r"{(\w+)}")
+"""A name in the pattern of a path."""
+
 CONNECTION: Final = ("`--admin`", "`--context`", "`--cluster`", "`--token-file`", "`--ca`", "`--cert`", "`--key`")
 """The options of a connection, as the reference of commands spells them."""
 
@@ -129,6 +138,7 @@ def blocks() -> dict[str, dict[str, str]]:
             "exit codes": table(("code", "meaning"), ((str(int(code)), text) for code, text in MEANINGS.items())),
         },
         "command-reference.md": {"reference": commands_reference()},
+        "http-admin.md": {"requests": admin_requests()},
         SCRIPT_TYPES: {"nouns": "\n\n".join(interfaces(NOUNS_DESCRIBED))},
     }
 
@@ -395,6 +405,22 @@ def metrics_blocks() -> dict[str, str]:
         },
         "series of the history": table(("series", "scope", "meaning", "unit"), series),
     }
+
+
+# Requests of operators
+
+
+def admin_requests() -> str:
+    """The requests below /admin/, with the summaries of their OpenAPI description."""
+    api = AdminApi(cast("Any", SimpleNamespace()), cast("Any", SimpleNamespace()))
+    described = describe(api, "", "", objects=False)
+    rows = (
+        (f"`{method.upper()} {NAME_IN_PATH.sub(lambda name: name[1].upper(), path)}`", operation["summary"])
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+        if path.startswith(ADMIN)
+    )
+    return table(("request", "what it does"), rows)
 
 
 # Commands

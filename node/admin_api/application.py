@@ -1,7 +1,7 @@
 """The admin API: requests of operators, the command line and Prometheus about the cluster.
 
 JSON in and out; every state has a reason, every unknown value is null. Errors are {"error", "reason"}. Nothing here
-decides: handlers show the components' state and pass changes on. docs/http.md lists the paths.
+decides: handlers show the components' state and pass changes on. docs/http-admin.md lists the paths.
 """
 
 from __future__ import annotations
@@ -108,7 +108,15 @@ class AdminApi(HttpApplication):
     # -- the cluster --------------------------------------------------------------------------------------
 
     async def cluster(self, _request: Request) -> Reply:
-        """The state of the cluster: nodes, counts, controller, problems and their reasons."""
+        """The state of the cluster: nodes, counts, controller, problems and their reasons.
+
+        `state` is `online`, `leadership-balancing`, `placement-changing` or `degraded`. From the metastore as this node
+        last read it, and from live nodes' reports of replicas out of sync and of full disks. Nodes that do not answer
+        within 0.5 s are in `silent`, and in `warnings` unless their replicas are out of sync; `balancing` is null if
+        the controller is one of them. `outdated_why`: why this node shows earlier records while the metastore answers
+        and has gone back, else "". `registered` is false while this node is not registered in the metastore; the first
+        of `problems` has the reason.
+        """
         return json_reply(await self.cluster_document())
 
     async def cluster_document(self) -> dict[str, Any]:
@@ -176,7 +184,12 @@ class AdminApi(HttpApplication):
         }
 
     async def health(self, _request: Request) -> Reply:
-        """Version, disk and certificates of every node; null for a node that does not answer, with the reason."""
+        """Version, start, disk and certificates of every node; null for a node that does not answer, with the reason in
+        `unknown`.
+
+        Disk: `free_bytes`, `total_bytes`. Certificates: when they expire, and their problems. `clocks`: how far the
+        clocks of other nodes and of linked clusters are from this node's (`offset_ms`, exact to `bound_ms`).
+        """
         return json_reply(await self.health_document())
 
     async def health_document(self) -> dict[str, Any]:
@@ -184,8 +197,11 @@ class AdminApi(HttpApplication):
         return await self._of_nodes(NODE_HEALTH)
 
     async def support(self, _request: Request) -> Reply:
-        """Values in force, last log lines and metrics of every node, without secrets; null for one that does not
-        answer."""
+        """Values in force, last log lines (256 KB) and metrics of every node, without secrets; null for one that does
+        not answer.
+
+        `unknown` has the reason. Role `operate`.
+        """
         return json_reply(await self._of_nodes(SUPPORT, SUPPORT_TIMEOUT_MS))
 
     async def _of_nodes(self, query: Query[None, Any], timeout_ms: int = TIMEOUT_MS) -> dict[str, Any]:

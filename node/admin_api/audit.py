@@ -32,8 +32,15 @@ class AuditAdmin:
         router.add("GET", "/admin/audit", self.acts)
 
     async def acts(self, request: Request) -> Reply:
-        """The acts of operators on all nodes, the newest first: ?since=MS&until=MS&limit=N&node=NAME&before=CURSOR, and
-        those alone that ?act, ?who, ?object and ?outcome want."""
+        """The acts of operators on all nodes, the newest first.
+
+        ?since=MS and ?until=MS: from and to these times. ?limit: 1 to 1,000, default 100. ?node=NAME or all. ?act,
+        ?who, ?object: texts of at most 200 characters; ?outcome: done, refused or unknown. ?before=CURSOR: `next` of
+        the page before. The answer is `{"acts", "next", "nodes": {NODE: {"unreadable", "lost"} or null}, "unknown":
+        {NODE: why}, "searched_to_ms", "at_ms"}`; a node that does not answer within 2 s is null. A page may have fewer
+        acts than `limit`, or none, while `next` is not null. The logs were searched back to `searched_to_ms` (null: to
+        their ends).
+        """
         since_ms = request.number("since", 0, 0, TIME_MAX_MS)
         limit = request.number("limit", ROWS, 1, ROWS_MAX)
         before = _cursor(request.query.get("before"))

@@ -88,7 +88,12 @@ class BucketTypesAdmin:
         return struct_reply(BucketTypeShown(**row, partitions=partitions, properties=properties))
 
     async def create(self, request: Request, body: CreateBucketTypeRequest) -> Reply:
-        """Create a bucket type, or show what would be created."""
+        """Create a bucket type, or show what would be created.
+
+        `placement` is `auto`, `computed` or `rack-aware`; `partitions`, as in a placement file, replaces it and the
+        numbers. Answers once the type is online, or after 10 s: `outcome` (`created`, `exists`, `valid`), `online`, and
+        the placement.
+        """
         try:
             name = check_name(request.text("name"))
         except ValueError as error:

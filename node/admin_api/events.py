@@ -35,7 +35,12 @@ class EventsAdmin:
         router.add("GET", "/admin/events", self.events)
 
     async def events(self, request: Request) -> Reply:
-        """The newest events of all nodes, the oldest first: ?since=MS&last=MS&limit=N&kind=K&node=NAME."""
+        """The newest events of all nodes, the oldest first.
+
+        Events of the nodes' logs since their start (the newest 2,000 of each), acts of the audit logs, and results of
+        full-sync. ?since=MS: from this time on. ?last=MS: only of the last so many ms, by each node's own clock.
+        ?limit, ?kind, ?node. `unknown`: nodes that did not answer.
+        """
         since_ms = request.number("since", 0, 0, TIME_MAX_MS)
         last_ms = request.number("last", 0, 0, TIME_MAX_MS) if "last" in request.query else None
         limit = request.number("limit", ROWS, 1, ROWS_MAX)

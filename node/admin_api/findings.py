@@ -35,7 +35,12 @@ class FindingsAdmin:
         router.add("GET", "/admin/findings", self.findings)
 
     async def findings(self, _request: Request) -> Reply:
-        """Everything that is wrong or not known: code, severity, subject, sentence and remedy, the worst first."""
+        """Everything that is wrong in the cluster or unknown, the worst first.
+
+        `state` is the worst severity, `ok` without a finding. Each finding has `code` and `subject` for programs,
+        `severity` (`critical`, `warning`, `unknown`), and `sentence` and `remedy` for people. The list of `isthmus
+        status`, at most a second old.
+        """
         return json_reply(await self.document())
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """POST /admin/folds: one page of a fold over one partition, from the node that leads it.
 
 The command line asks page after page (`isthmus fold`), so that stopping it stops the fold. Pages are made by
-`aae.folds.folds`; their JSON is `aae.folds.fold_rpc`'s; docs/http.md lists the keys.
+`aae.folds.folds`; their JSON is `aae.folds.fold_rpc`'s.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ def add_folds(api: HttpApplication, services: NodeServices) -> None:
     """Add the route of folds."""
 
     async def page(request: Request, body: FoldPageRequest) -> Reply:
+        """One page of a fold over one partition, by the node that leads it.
+
+        Answers rows, counts, and `next`, the body's `next` for the page after it; null at the end.
+        """
         records = services.controller.records
         if records and body.partition not in records:
             raise RequestRefused(

@@ -156,6 +156,18 @@ class FullSyncAdmin:
         return self._services.fullsync.scheduler
 
     async def _status(self, request: Request) -> Reply:
+        """Every full-sync of this node: next check, proofs, newest results.
+
+        ?results=N: so many results of each. Of each: `proven_ms` (the other side had everything of this one) and
+        `equal_ms` (both were equal); `equal_types`, the bucket types whose equality is asked for; `both_ways`: there
+        are any. `named`: the first keys that differed in the newest check. `retry`: a check that could not compare and
+        is tried again. `gaps_open`, `gaps_queues`: gaps that are not proven, and their queues; `gaps_uncompared`,
+        `gaps_uncompared_types`: those of bucket types that the peer does not compare; `gaps_wait_s`: seconds until they
+        are checked again. `queue_delisted`: its queue does not exist any more; `queue_of_other`: the cluster that owns
+        the queue, if it is not the compared one (`reason` has the consequence). `origin` (`file`, `set` or `added`),
+        `set` (values, by whom, when, why), `wants`; `removed` and `left_out`: what does not apply on this node, and
+        why. The check that runs.
+        """
         return struct_reply(await self._shown(request.number("results", RESULTS_SHOWN, 0, RESULTS_MAX)))
 
     async def _shown(self, results: int) -> FullSyncOfNode:
@@ -171,6 +183,10 @@ class FullSyncAdmin:
         return struct_reply(FullSyncChanged(**fields, acted=dict(acted), later=later))
 
     async def _schedule(self, _request: Request) -> Reply:
+        """The rest of this node's day: checks that are due, and slots that were skipped.
+
+        The day has `slots` slots of `slot_ms` each.
+        """
         return struct_reply(self._services.fullsync_status.schedule())
 
     async def _schedule_of_nodes(self, _request: Request) -> Reply:
@@ -179,7 +195,11 @@ class FullSyncAdmin:
         return struct_reply(DaysOfNodes(found.nodes, found.gone, found.unknown, found.at_ms, found.skew_ms))
 
     async def _results_of_nodes(self, request: Request) -> Reply:
-        """The newest results of all nodes (of ?node=NAME), of all peers (of ?peer=NAME), at most ?limit=N."""
+        """The newest results of all nodes, the newest first.
+
+        ?limit: 1 to 1,000, default 100. ?peer=NAME; ?node=NAME or all. `{"results": [{"node", "peer", ...}], "unknown":
+        {NODE: why}}`.
+        """
         limit = request.number("limit", RESULTS_OF_NODES, 1, RESULTS_OF_NODES_MAX)
         node = request.query.get("node", ALL)
         known = self._services.membership.known_nodes()
@@ -192,6 +212,10 @@ class FullSyncAdmin:
         return struct_reply(FullSyncResults(newest_results(found, limit), unknown))
 
     async def _run(self, request: Request, body: RunCheckRequest) -> Reply:
+        """Begin a check, of several peers one after the other.
+
+        Answers 202 with the `peers`; 503 `busy` while a check runs.
+        """
         kind, by = _kind(body.kind), acting_user(body.by)
         node, done = await self._ordered(body.node, BeginChecks(body.peer, kind, by))
         request.changed(None, {"peers": done.peers})
@@ -209,10 +233,19 @@ class FullSyncAdmin:
         return await self._changed({name: done.peers}, UNSET)
 
     async def _suspend(self, request: Request, body: SuspendChecksRequest) -> Reply:
+        """Suspend scheduled checks, on all nodes or on one; kept in the metastore.
+
+        Answers as `GET /admin/fullsync`, and `acted`: the peers that this concerned on each live node, null for a node
+        that did not answer and follows by itself; `later`: nodes that are down and follow when they are back.
+        """
         with request.changing(lambda: self._state(body.peer)):
             return await self._acted(body, suspended=True)
 
     async def _resume(self, request: Request, body: SuspendChecksRequest) -> Reply:
+        """End a suspension of scheduled checks.
+
+        Answers as `suspend`.
+        """
         with request.changing(lambda: self._state(body.peer)):
             return await self._acted(body, suspended=False)
 
@@ -234,6 +267,10 @@ class FullSyncAdmin:
         return await self._followed(peer, node, resumed=not suspended)
 
     async def _add(self, request: Request, body: AddFullSyncRequest) -> Reply:
+        """Add a full-sync that no file has.
+
+        `values` needs `urls` and `queue`. Role `admin`. Answers as `suspend`.
+        """
         with request.changing(lambda: self._state(body.peer)):
             return await self._add_peer(body)
 
@@ -258,6 +295,10 @@ class FullSyncAdmin:
         return await self._followed(name, node, resumed=False)
 
     async def _set(self, request: Request, body: SetFullSyncRequest) -> Reply:
+        """Change settings of a full-sync, or take all changes back.
+
+        Answers as `suspend`.
+        """
         with request.changing(lambda: self._state(body.peer)):
             return await self._set_peer(body)
 
@@ -294,6 +335,10 @@ class FullSyncAdmin:
         return await self._followed(name, node, resumed=False)
 
     async def _remove(self, request: Request, body: RemoveFullSyncRequest) -> Reply:
+        """Remove a full-sync, also one that a file has.
+
+        Role `admin`. Answers as `suspend`.
+        """
         with request.changing(lambda: self._state(body.peer)):
             return await self._remove_peer(body)
 
@@ -354,6 +399,10 @@ class FullSyncAdmin:
             raise RequestRefused(404, "unknown-queue", no_such("queue", str(queue), sorted(known)))
 
     async def _set_range(self, request: Request, body: SetRangeRequest) -> Reply:
+        """Set the range of the next check of kind `range`.
+
+        Answers as `GET /admin/fullsync`, and `acted`: the node's peers that this concerned.
+        """
         if not body.since_ms < body.before_ms:
             raise RequestRefused(
                 400, "bad-json", "since_ms and before_ms are needed: whole numbers, the first the smaller"
@@ -363,23 +412,44 @@ class FullSyncAdmin:
         return await self._changed_times(request, body.node, times)
 
     async def _suppress_auto(self, request: Request, body: SuppressAutoRequest) -> Reply:
+        """Skip the next checks of kind `auto` of a node.
+
+        Answers as `set-range`.
+        """
         reply = await self._changed_times(request, body.node, LeaveOutAuto(body.peer, body.count))
         log.info("fullsync.auto_suppressed", peer=body.peer, count=body.count, by=acting_user(body.by))
         return reply
 
     async def _clear_range(self, request: Request, body: ClearRangeRequest) -> Reply:
+        """Clear the range of checks of kind `range`.
+
+        Answers as `set-range`.
+        """
         return await self._changed_times(request, body.node, SetTimes(body.peer))
 
     async def _trees(self, _request: Request) -> Reply:
+        """The trees of this node's replicas: state, offset, bytes; and `mismatches`, the segments that were found
+        wrong."""
         found = self._services.fullsync_status.trees()
         return struct_reply(TreesOfNode(self._services.settings.node.name, found.trees, found.mismatches))
 
     async def _trees_of_nodes(self, _request: Request) -> Reply:
+        """The trees of every node's replicas.
+
+        Null for a node that does not answer, or is gone and holds replicas.
+        """
         live = self._services.membership.live_nodes()
         found = (await self._services.query.ask(FULLSYNC_TREES, FullSyncPart.TREES, live)).by_node
         return struct_reply(TreesOfNodes(with_gone(self._services.controller.records, found)))
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
+        """The full-syncs of every node, with the newest result of each bucket type and the newest that could compare.
+
+        Null for a node that does not answer, or is gone and holds replicas. `unknown`: why, of each such node; `gone`:
+        since when (ms), at the latest, such nodes are down. `suspensions`: by peer and node (null: all), with who, when
+        and why, also for nodes that are down; null while this node has not read them, `suspensions_error` if they
+        cannot be read.
+        """
         return struct_reply(await self._checks())
 
     async def checks_document(self) -> dict[str, Any]:
@@ -408,6 +478,7 @@ class FullSyncAdmin:
         return (await self._services.query.ask(FULLSYNC_CHECKS, FullSyncPart.CHECKS, live)).by_node
 
     async def _rebuild(self, request: Request, body: RebuildTreesRequest) -> Reply:
+        """Rebuild the trees of this node, or of one partition; answers 202."""
         partition = body.partition
         meant = self._services.fullsync.trees.rebuild(partition)
         request.changed(None, {"rebuilding": meant})

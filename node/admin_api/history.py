@@ -93,7 +93,10 @@ class HistoryAdmin:
         return Stream(200, [(b"content-type", JSON), (b"cache-control", b"no-store")], chunks, close)
 
     async def series(self, _request: Request) -> Reply:
-        """Every series, and the labels that this node's history has."""
+        """Every series with its scope, unit and meaning, and the labels that this node's history has, by scope.
+
+        `left_out`: columns that do not fit into its memory.
+        """
         history = self._services.history
         labels = {scope.value.replace(" ", "_"): history.labels(scope) for scope in Scope if scope is not Scope.NODE}
         rows = [

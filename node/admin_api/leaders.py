@@ -37,11 +37,20 @@ class LeadershipsAdmin:
         router.add("POST", "/admin/leaders/balance", BodyHandler(BalanceLeadersRequest, self.balance))
 
     async def leaders(self, _request: Request) -> Reply:
-        """The balance of leaders, and the plan."""
+        """The balance of leaderships as the controller sees it, and the plan.
+
+        `state` (`balanced`, `uneven`, `leadership-balancing`), `reason`, `automatic`, `imbalance`, `leaders` by node;
+        the latter two by bucket type in `bucket_types`. `plan`: `partition`, `from`, `to`. `run`: the newest moves,
+        with `by`, `outcome` (empty while it runs, `done`, `failed`) and each move's `state` and `reason`. 503 if there
+        is no controller.
+        """
         return json_reply(await self._services.leader_balance.status())
 
     async def balance(self, request: Request, body: BalanceLeadersRequest) -> Reply:
-        """Begin the moves of the plan, or only show it; the answer does not wait for the moves."""
+        """Begin the moves of the plan, or only show it; the answer does not wait for the moves.
+
+        503 `not-ready` if an election or a leaving node prevents it.
+        """
         if body.dry_run:
             return await self.leaders(request)
         return json_reply(await self._services.leader_balance.balance(acting_user(body.by)))

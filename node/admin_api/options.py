@@ -42,7 +42,12 @@ class OptionsAdmin:
         add_noun(router, OPTION, self.listed, self.shown, {SET: self.set, UNSET_IT: self.unset})
 
     async def listed(self, request: Request) -> Reply:
-        """Every option; with ?bucket_type=T the values of that bucket type."""
+        """Every option; with ?bucket_type=T the values of that bucket type.
+
+        Of each: the value that is set, the value in force and its origin, by whom, when and why; `differs`: nodes where
+        another value is in force, with its origin. `behind`: nodes that have not read the newest settings; `unknown`:
+        nodes of which that is not known, and why.
+        """
         return struct_reply(await self._shown(self._rows(None, self._kind(request.query.get("bucket_type")))))
 
     async def shown(self, request: Request) -> Reply:
@@ -52,7 +57,11 @@ class OptionsAdmin:
         return struct_reply(await self._shown(rows))
 
     async def set(self, request: Request, body: ChangeOptionRequest) -> Reply:
-        """Set an option for the cluster or for one bucket type."""
+        """Set an option for the cluster or for one bucket type.
+
+        Answers the rows as they are then, `warnings`, and in `waiting` the partitions whose records do not have the
+        value after 3 s.
+        """
         return await self._change(request, body, setting=True)
 
     async def unset(self, request: Request, body: ChangeOptionRequest) -> Reply:

@@ -37,7 +37,10 @@ class PartitionsAdmin:
         add_noun(router, PARTITION, self.listed, self.shown, {FORCE_LEADER: recovery.force_leader, ASSIGN: self.assign})
 
     async def listed(self, request: Request) -> Reply:
-        """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state."""
+        """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state.
+
+        Each live node is asked for its replicas and has 2 s; one that does not answer is null.
+        """
         known = self._services.controller.records
         wanted = request.query.get("bucket_type")
         records = {p: r for p, r in known.items() if wanted is None or r.bucket_type == wanted}

@@ -66,11 +66,20 @@ class PropertiesAdmin:
         )
 
     async def shown(self, request: Request) -> Reply:
-        """The properties in force for a bucket type or a bucket."""
+        """The properties in force for a bucket type or a bucket.
+
+        A row for each property: the value in force, its default, its origin, by whom, when, why, and whether it has an
+        effect. `behind`: nodes that have not read the newest properties; `unknown`: nodes of which that is not known,
+        and why.
+        """
         return await self._answer(self._scope(request), "shown")
 
     async def set(self, request: Request, body: SetPropertiesRequest) -> Reply:
-        """Set properties, or show what would be set."""
+        """Set properties, or show what would be set.
+
+        Answers as `GET`, after a dry run as it would be; `warnings` name properties without effect, and buckets with
+        values of their own.
+        """
         scope, properties = self._scope(request), self._services.properties
         by, reason = acting_user(body.by), body.reason or ""
         if body.dry_run:
@@ -81,7 +90,10 @@ class PropertiesAdmin:
         return await self._answer(scope, "set", body.props)
 
     async def unset(self, request: Request, body: UnsetPropertiesRequest) -> Reply:
-        """Unset properties: those that are named, or all."""
+        """Unset properties: those that are named, or all.
+
+        Answers as `set`.
+        """
         scope, names, properties = self._scope(request), body.names or [], self._services.properties
         if body.dry_run:
             then, found = properties.as_if_unset(scope, names, body.expected)

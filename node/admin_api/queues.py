@@ -125,11 +125,15 @@ class QueueAdmin:
     # ---------------------------------------------------------------- looking
 
     async def queues(self, _request: Request) -> Reply:
-        """Every queue, with this node's share of it."""
+        """Every queue, with this node's share of it.
+
+        Owner, what waits and is in flight, the nodes that fetch (`consumers`); rates of the file (`throttle.file`) and
+        in force (`throttle.configured`).
+        """
         return await self._listed()
 
     async def nodes(self, _request: Request) -> Reply:
-        """Every queue on every node; null for a node that does not answer, or is gone."""
+        """Every queue on every node; null for a node that does not answer, or is gone (`"gone": true`)."""
         asked = self._nodes()
         found = (await self._services.query.ask(QUEUE_LISTING, ListQueues(failures=True), asked)).by_node
         told = with_gone(self._services.controller.records, found).items()
@@ -142,8 +146,16 @@ class QueueAdmin:
         return struct_reply(QueuesOfNodes(rows))
 
     async def cluster(self, _request: Request) -> Reply:
-        """Every queue of the whole cluster, joined from all nodes; a number that is not known is null, with the
-        reason."""
+        """Every queue of the whole cluster, joined from all nodes; a number that is not known is null, with the reason.
+
+        `publishing` and `serving` are `running`, `suspended`, `off`, or `mixed` where nodes differ. `priorities`:
+        `waiting`, `in_flight`, and `at_least`, the sum of the nodes that answer. `oldest_age_ms` is of real time, 0 if
+        nothing waits. `consumers`: nodes of the other cluster with their newest fetch (`last_fetch_ms`, `at` a node),
+        `waits_at`, `given`, `in_flight`. `rates`: achieved together. `nodes`: each node's part, as in `/admin/queues`.
+        A number is null if it needs a node that does not answer, a partition without leader or cursor, or too large a
+        count; `unknown` of the queue has the reason. `lacking`: nodes without the queue; `differs`: facts that are not
+        the same on all nodes.
+        """
         asked, records = self._nodes(), self._services.controller.records
         answers = await self._services.query.ask(QUEUE_LISTING, ListQueues(failures=True), asked)
         gone = sorted(with_gone(records, answers.by_node).keys() - asked)
@@ -151,7 +163,11 @@ class QueueAdmin:
         return struct_reply(Queues(queue_rows(answers.by_node, records), unknown, self._services.time.wall_ms()))
 
     async def gaps(self, request: Request) -> Reply:
-        """Open gaps of all nodes: changes that were given up and that no full-sync has proven yet."""
+        """Open gaps of all nodes: changes that were given up and that no full-sync has proven yet.
+
+        A gap's `bucket_types`: those that may miss changes, null for all that its queue accepts. `unknown`: nodes that
+        do not answer; `unknown_partitions`: by queue, partitions whose cursor is unknown at the moment.
+        """
         name = request.query.get("queue")
         if name is not None:
             self._services.queues.named(name)
@@ -189,7 +205,10 @@ class QueueAdmin:
         return json_reply({"nodes": [{"node": node, "ledger": one} for node, one in answers.by_node.items()]})
 
     async def peek(self, request: Request) -> Reply:
-        """The next references of this node's share."""
+        """The next references of this node's share.
+
+        `bucket_encoded` and `key_encoded` are exact: percent-encoded bytes.
+        """
         count = request.number("count", PEEK, 1, PEEK_MAX)
         items = await self._services.queue_acts.peek(request.text("queue"), count)
         return json_reply({"references": [reference_shown(item) for item in items]})
@@ -212,7 +231,11 @@ class QueueAdmin:
     # ---------------------------------------------------------------- acts
 
     async def register(self, request: Request, body: RegisterQueueRequest) -> Reply:
-        """Create a queue on all nodes."""
+        """Create a queue on all nodes.
+
+        `from` is `now`, `0` or ms; `positions`, `{PARTITION: OFFSET}`, replaces it. `notes` in the answer: bucket types
+        that the filter names and that do not exist.
+        """
         known = {**_settings_of(body), "cascade": body.cascade}
         act = self._audit_info(body)
         positions = self._positions(body.positions)
@@ -225,7 +248,11 @@ class QueueAdmin:
         return await self._listed_with_notes(known.get("filter"))
 
     async def set(self, request: Request, body: SetQueueRequest) -> Reply:
-        """Change filter, cascading or limits of a queue, whose cursors stay; with "dry_run" show the effect."""
+        """Change filter, cascading or limits of a queue, whose cursors stay; with "dry_run" show the effect.
+
+        Only the given fields change. `"from": "0"` offers everything again; `"default": true` applies the registration
+        or the files again. A dry run answers as that of `clear`.
+        """
         name, default, again = request.text("queue"), body.default, body.from_ is not None
         values = _settings_of(body)
         values |= {} if body.cascade is None else {"cascade": body.cascade}
@@ -244,13 +271,19 @@ class QueueAdmin:
         return await self._listed_with_notes(values.get("filter"))
 
     async def place(self, request: Request, body: PlaceQueueRequest) -> Reply:
-        """Move cursors to the offsets that a seed has recorded."""
+        """Move cursors to the offsets that a seed has recorded.
+
+        `positions`: `{PARTITION: OFFSET}`.
+        """
         positions = self._positions(body.positions)
         await self._services.queue_acts.place(request.text("queue"), positions, self._audit_info(body))
         return await self.queues(request)
 
     async def delist(self, request: Request, body: PlannedQueueRequest) -> Reply:
-        """Remove a queue on all nodes; with "dry_run" show what would be lost."""
+        """Remove a queue on all nodes; with "dry_run" show what would be lost.
+
+        A dry run answers as that of `clear`.
+        """
         if body.dry_run:
             return await self._planned("delist", request.text("queue"))
         with request.changing(lambda: self._state(request.text("queue"))):
@@ -276,7 +309,11 @@ class QueueAdmin:
         return await self.queues(request)
 
     async def clear(self, request: Request, body: PlannedQueueRequest) -> Reply:
-        """Give up what waits, up to the applied offsets of the leaders that answer; with "dry_run" show how much."""
+        """Give up what waits, up to the applied offsets of the leaders that answer; with "dry_run" show how much.
+
+        A dry run answers `waiting` by priority (null: unknown), `gaps`, `owner`, `silent` nodes, and `effect`, a
+        sentence.
+        """
         name = request.text("queue")
         if body.dry_run:
             return await self._planned("clear", name)
@@ -285,7 +322,10 @@ class QueueAdmin:
         return await self.queues(request)
 
     async def release(self, request: Request, body: ReleaseQueueRequest) -> Reply:
-        """Release the queue from its owner; the next owner begins where "from" says."""
+        """Release the queue from its owner; the next owner begins where "from" says.
+
+        A dry run answers as that of `clear`.
+        """
         name = request.text("queue")
         act = self._audit_info(body)
         start_ms = _start(body.from_, act)
@@ -298,7 +338,10 @@ class QueueAdmin:
         return await self.queues(request)
 
     async def throttle(self, request: Request, body: ThrottleQueueRequest) -> Reply:
-        """Limit the rate at which each node serves the queue; "default": the rates of the config."""
+        """Limit the rate at which each node serves the queue; "default": the rates of the config.
+
+        0 is no limit; a rate that is not given stays.
+        """
         size, objects, default = body.bytes_per_second, body.objects_per_second, body.default
         name = request.text("queue")
         if default != (size is None and objects is None):
@@ -314,7 +357,10 @@ class QueueAdmin:
         return await self._listed([f"0 is no limit: {name} is not limited in {lifted[0]}; to stop it, suspend it"])
 
     async def push(self, request: Request, body: PushReferencesRequest) -> Reply:
-        """Enqueue references at the priority of full-sync, or of folds."""
+        """Enqueue references at the priority of full-sync, or of folds.
+
+        Answers `queued`, `refused`, `reason`.
+        """
         bucket_type = (body.bucket_type or "default").encode()
         self._services.coordinator.routes.check(bucket_type)
         bucket = name_bytes(body.bucket, body.encoding)

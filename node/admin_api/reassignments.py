@@ -106,7 +106,11 @@ class ReassignmentsAdmin:
         router.add("POST", "/admin/nodes/drain", BodyHandler(DrainNodesRequest, self.drain))
 
     async def moves(self, _request: Request) -> Reply:
-        """Every order with its progress and the reasons."""
+        """Every order with its progress and the reasons.
+
+        `orders`: the open ones, with every partition's `stage`, `reason` and `copies`; `ended`: the finished ones, the
+        newest first; `drained` nodes; `paused`: why nothing new begins.
+        """
         controller = self._services.controller
         placement, records = controller.placement, controller.records
         concerned = [records[m.partition] for o in placement.orders for m in o.moves if m.partition in records]
@@ -127,7 +131,13 @@ class ReassignmentsAdmin:
         )
 
     async def order(self, request: Request, body: OrderReassignmentRequest) -> Reply:
-        """Order a file's placement, an even one, or one node instead of another; or only show the moves."""
+        """Order a file's placement, an even one, or one node instead of another; or only show the moves.
+
+        `kind` is `spread`, `replace` (`nodes`: old, new) or `file` (`partitions` as in a placement file, by id or
+        name). Answers the plan: `partitions` (`from`, `to`, `adds`, `removes`), `nodes` with `replicas` and `then`,
+        `copies`, `notes`, `order` (null if nothing is to move), and `plan`, its digest. With that digest in the request
+        nothing else is ordered: 409 `changed`. 409 `plan-refused` if the moves are impossible.
+        """
         bucket_type, names, ignore_racks = body.bucket_type, _distinct(body.nodes), body.ignore_racks
         match body.kind:
             case ReassignmentKind.SPREAD:
@@ -151,14 +161,20 @@ class ReassignmentsAdmin:
         return await self._act(request, body, wanted)
 
     async def factor(self, request: Request, body: ChangeFactorRequest) -> Reply:
-        """Order another replication factor for a bucket type."""
+        """Order another replication factor for a bucket type.
+
+        Answers as `POST /admin/moves`.
+        """
         name, factor = request.text("name"), body.replication_factor
         return await self._act(
             request, body, ReassignmentRequest(ReassignmentKind.FACTOR, name, factor, ignore_racks=body.ignore_racks)
         )
 
     async def drain(self, request: Request, body: DrainNodesRequest) -> Reply:
-        """Move all replicas off nodes and assign them no others; or let them have replicas again."""
+        """Move all replicas off nodes and assign them no others; or let them have replicas again.
+
+        Answers as `POST /admin/moves`.
+        """
         names = _distinct(body.nodes)
         if not names:
             raise RequestRefused(400, "bad-json", "nodes must name one node at least")
@@ -192,7 +208,7 @@ class ReassignmentsAdmin:
         return json_reply(reassignment_status.plan_shown(plan, controller.records, outcome, number))
 
     async def cancel(self, request: Request, body: CancelReassignmentRequest) -> Reply:
-        """Cancel an order: moves under way are reverted, finished ones stay."""
+        """Cancel an order, or the only one: moves under way are reverted, finished ones stay."""
         controller = self._services.controller
         order = await cancel(controller.metastore, body.order, acting_user(body.by))
         request.changed({"order": order.number, "title": order.title}, {"cancelled": order.number})
@@ -217,7 +233,7 @@ class ReassignmentsAdmin:
         return struct_reply(Nodes(rows))
 
     async def remove(self, request: Request, body: RemoveNodeRequest) -> Reply:
-        """Forget a node that is gone and holds nothing."""
+        """Remove a node that is gone and holds nothing; 409 `still-needed` otherwise."""
         name, dry_run = request.text("name"), body.dry_run
         try:
             check_name(name)  # it becomes part of a metastore path

@@ -28,7 +28,13 @@ class ReconcileAdmin:
         router.add("GET", "/admin/reconcile/runs/{kind}/{run}", self.run)
 
     async def runs(self, _request: Request) -> Reply:
-        """The runs that nodes see in their directories, the newest first."""
+        """The runs on Spark that nodes see in their directories (`reconcile.runs_dir`), the newest first.
+
+        The newest 200 of each node, each once, with the `nodes` that see it: kind, state and its reason, outcome,
+        clusters, times, progress, counts by verdict. `directories` of nodes, null without one; `left_out`: older runs
+        by node; `cut`: nodes whose directory has more entries than are read; `unknown`: why, of each node without an
+        answer.
+        """
         services = self._services
         live, known = services.membership.live_nodes(), services.membership.known_nodes()
         answers = await services.query.ask(RUNS, None, live, own_may_fail=True)
@@ -45,7 +51,11 @@ class ReconcileAdmin:
         )
 
     async def run(self, request: Request) -> Reply:
-        """One run, as ?node=NAME sees it; without, as the first node that has it does."""
+        """One run, as ?node=NAME sees it; without, as the first node that has it does.
+
+        Kind `comparison`, `seed` or `import`. Its options, summary with findings by verdict and bucket, repair plans,
+        documents that cannot be read (`problems`), and commands to type.
+        """
         services, run_id = self._services, request.text("run")
         kinds = {kind.value: kind for kind in RunKind}
         kind = kinds.get(request.text("kind"))

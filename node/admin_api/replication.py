@@ -68,7 +68,13 @@ class ReplicationAdmin:
         return json_reply({"ledger": rows, "unknown": sorted(ledgers.unknown)})
 
     async def explain(self, request: Request) -> Reply:
-        """One key: ?type=T&bucket=B&key=K, percent-encoded twice where they are no plain text."""
+        """One key as its leader, all queues, and the clusters of full-sync have it.
+
+        ?type, ?bucket and ?key are percent-encoded twice if they are not plain text. Of each node's newest check:
+        whether the key has changed here since (`changed_since`), and who suspended it (`suspended`). `dead_letters`:
+        what sinks here refused of the key. `reaped_clock`: the clock of its tombstone, if that was reaped here and is
+        remembered. `unknown`: nodes that do not answer or are down, and why; what they have of the key is missing.
+        """
         bucket, name = request.query.get("bucket", ""), request.query.get("key", "")
         if not bucket or not name:
             raise RequestRefused(400, "bad-query", "name the key: ?type=T&bucket=B&key=K")

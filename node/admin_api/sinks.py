@@ -123,7 +123,8 @@ class SinkAdmin:
         return overview_of(self._services.sink, self._services.settings.node.name)
 
     async def nodes(self, _request: Request) -> Reply:
-        """The sink of every node; null for a node that does not answer, or is gone."""
+        """The sink of every node; null for a node that does not answer, or is gone and holds replicas; `unknown` has
+        the reason."""
         return struct_reply(await self._nodes())
 
     async def nodes_document(self) -> dict[str, Any]:
@@ -196,7 +197,10 @@ class SinkAdmin:
         return await self.sink(request)
 
     async def check(self, _request: Request, body: SinkPeerRequest) -> Reply:
-        """Check whether a link would work, as this node sees it; nothing is fetched or changed."""
+        """Check whether a link would work, as this node sees it; nothing is fetched or changed.
+
+        Answers `checks`, each with `what`, `state`, `found` and `right`.
+        """
         name, peer = _peer_of(body)
         node = self._services
         access = node.credentials.access_to(peer)
@@ -221,7 +225,7 @@ class SinkAdmin:
         return await self.sink(request)
 
     async def conflicts(self, request: Request) -> Reply:
-        """The newest concurrent changes that this node's sink fetched, newest first: ?count=N."""
+        """The newest concurrent changes that this node's sink fetched, newest first, with both clocks: ?count=N."""
         kept = self._services.sink.conflicts
         newest = await kept.newest(request.number("count", CONFLICTS, 1, CONFLICTS_MAX))
         return struct_reply(
@@ -235,13 +239,20 @@ class SinkAdmin:
         )
 
     async def letters(self, _request: Request) -> Reply:
-        """The changes that this node's sink refused for good, the oldest first, with the reasons."""
+        """The changes that this node's sink refused for good, the oldest first, with the reasons.
+
+        `key`: bucket type, bucket and key for people; `key_encoded`: percent-encoded, which is exact.
+        """
         letters = await self._services.sink.dead_letters()
         return struct_reply(DeadLetterList([letter_row(one) for one in letters]))
 
     async def letters_of_nodes(self, request: Request) -> Reply:
-        """The dead letters of all nodes: ?node=NAME&limit=N&after=ID; null for a node that does not answer, or is
-        gone."""
+        """The dead letters of all nodes; null for a node that does not answer, or is gone.
+
+        ?limit: letters of each, 1 to 1,000, default 100. ?node=NAME or all; with a node ?after=ID, the last one of the
+        page before. `{"nodes": [{"node", "dead_letters", "more", "kept", "given_up"}], "unknown": {NODE: why},
+        "at_ms"}`.
+        """
         limit = request.number("limit", LETTERS, 1, PAGE_MAX)
         after = request.number("after", 0, 0, LETTER_ID_MAX)
         wanted = request.query.get("node", ALL)
@@ -261,7 +272,10 @@ class SinkAdmin:
         )
 
     async def retry(self, request: Request, body: DeadLettersRequest) -> Reply:
-        """Push dead letters of a node again: those named, or all."""
+        """Push dead letters of a node again: those named, or all.
+
+        Another node has 50 s, then it is 504: letters that remain can be retried.
+        """
         retried = await self._services.query.ask_one(
             RETRIED, RetryLetters(body.ids), self._keeper(body.node), timeout_ms=RETRY_TIMEOUT_MS
         )

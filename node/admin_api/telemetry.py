@@ -21,7 +21,12 @@ class TelemetryAdmin:
         router.add("GET", "/admin/telemetry", self.telemetry)
 
     async def telemetry(self, _request: Request) -> Reply:
-        """Replication in numbers: the cluster, each bucket type, each node."""
+        """Replication in numbers: the cluster, each bucket type, each node.
+
+        The numbers of the metrics, with rates and times of the last 30 to 60 s. `failures` are totals by kind and
+        reason, `failures_per_s` their rates; `isr` is of the partition closest to its min-ISR. `nodes_unknown` did not
+        answer within 2 s: they are in no sum, and their own numbers are null.
+        """
         controller = self._services.controller
         records, registrations = controller.records, controller.registrations
         holding = {node for record in records.values() for node in record.replicas} | {*registrations}

@@ -39,7 +39,10 @@ class ReapsAdmin:
         return json_reply({"node": self._services.settings.node.name, "partitions": self._services.reaper.status()})
 
     async def reap(self, request: Request, body: ReapRequest) -> Reply:
-        """Reap one key; names are percent-encoded."""
+        """Reap one key; names are percent-encoded.
+
+        `outcome` is `reaped`, `waits` (with the `reason`) or `no-tombstone`.
+        """
         bucket_type = DEFAULT_BUCKET_TYPE if body.bucket_type is None else body.bucket_type.encode()
         reaped = await self._services.reaper.ask(Key(bucket_type, _bytes(body.bucket), _bytes(body.key)))
         answer = {"outcome": reaped.outcome, "reason": reaped.reason}

@@ -49,7 +49,11 @@ class UnsafeRecoveryAdmin:
         router.add("POST", "/admin/cluster/reseed", BodyHandler(ReseedRequest, self.reseed))
 
     async def force_leader(self, request: Request, body: ForceLeaderRequest) -> Reply:
-        """Elect one replica, whatever it lacks; refused while the partition has a leader."""
+        """Elect one replica even if it is not complete; refused while the partition has a leader.
+
+        Answers what each replica holds and what would be lost. `version`, as the dry run returned it, refuses the
+        election in any other state.
+        """
         record = record_of(request.text("partition"), self._services.controller.records)
         name = body.node
         if name not in record.replicas:
@@ -86,7 +90,10 @@ class UnsafeRecoveryAdmin:
         return struct_reply(plan)
 
     async def reseed(self, request: Request, body: ReseedRequest) -> Reply:
-        """Raise every record above what the replicas have seen, after the metastore lost writes."""
+        """Raise every record above what the replicas have seen, after the metastore lost writes.
+
+        `incomplete`: also where replicas do not answer; entries that only they have are lost.
+        """
         controller = self._services.controller
         records = controller.records
         facts = await self._facts(list(records.values()))

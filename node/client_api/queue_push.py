@@ -1,8 +1,8 @@
 """POST /queuename/Q: Riak's push of references, for keys that another cluster should get.
 
 The body is Riak's, `{"keys-clocks": [{"bucket-type", "bucket", "key", "clock"}, ...]}`, and so is the line of the
-answer. The references have the second priority; docs/http.md lists the differences from Riak. Riak's GET of the same
-path is in `node.client_api.queue_fetch`.
+answer. The references have the second priority; docs/http-between.md lists the differences from Riak. Riak's GET of the
+same path is in `node.client_api.queue_fetch`.
 """
 
 from __future__ import annotations

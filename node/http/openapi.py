@@ -1,8 +1,8 @@
 """The OpenAPI 3.1 description of an HTTP API, generated from its router: GET /openapi.json.
 
-A path is in it because it is routed; the first sentence of its handler's docstring is its summary, and the struct of
-its `BodyHandler` its body. Parameters and statuses are in the tables of `operations`, with the object paths, which
-`ClientApi` routes itself.
+A path is in it because it is routed; the first sentence of its handler's docstring is its summary, the paragraphs after
+the first are its description, and the struct of its `BodyHandler` its body. Parameters and statuses are in the tables
+of `operations`, with the object paths, which `ClientApi` routes itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def describe(api: HttpApplication, title: str, version: str, *, objects: bool) -
     paths: dict[str, dict[str, Any]] = {}
     models: dict[str, type[msgspec.Struct]] = {}
     for pattern, method, handler in api.router.routes():
-        described = _described(method, pattern, _words_of(handler))
+        described = _described(method, pattern, *_words_of(handler))
         models |= {answer.__name__: answer for answer in _ANSWERS.get((method, pattern), ())}
         if isinstance(handler, BodyHandler):
             models[handler.model.__name__] = handler.model
@@ -79,7 +79,7 @@ def describe(api: HttpApplication, title: str, version: str, *, objects: bool) -
     }
 
 
-def _described(method: str, pattern: str, words: str) -> dict[str, Any]:
+def _described(method: str, pattern: str, words: str, more: str = "") -> dict[str, Any]:
     known = operation_of(method, pattern)
     parameters = [
         *({"name": n, "in": "path", "required": True, "schema": _NAME} for n in re.findall(r"\{(\w+)\}", pattern)),
@@ -91,6 +91,7 @@ def _described(method: str, pattern: str, words: str) -> dict[str, Any]:
     ]
     described: dict[str, Any] = {
         "summary": words,
+        **({"description": more} if more else {}),
         "operationId": re.sub(r"\W+", "_", f"{method.lower()} {pattern}").strip("_"),
         "responses": {str(status): _answer(status, known) for status in sorted({*known.statuses, *ANYWHERE})},
     }
@@ -132,10 +133,11 @@ def _answer(status: int, known: OperationSpec) -> dict[str, Any]:
     return answer
 
 
-def _words_of(handler: RoutedHandler) -> str:
-    """The first sentence of a handler's docstring."""
-    text = " ".join((handler.__doc__ or "").split())
-    return re.split(r"(?<=[.;])\s", text, maxsplit=1)[0].rstrip(";")
+def _words_of(handler: RoutedHandler) -> tuple[str, str]:
+    """The first sentence of a handler's docstring, and its paragraphs after the first."""
+    first, _, more = (handler.__doc__ or "").partition("\n\n")
+    summary = re.split(r"(?<=[.;])\s", " ".join(first.split()), maxsplit=1)[0].rstrip(";")
+    return summary, " ".join(more.split())
 
 
 def add_openapi(api: HttpApplication, title: str, version: str, *, objects: bool = False) -> None:

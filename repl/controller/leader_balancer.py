@@ -399,7 +399,7 @@ class LeaderBalancer:
             self._wake()
 
     def status(self, now_ms: int) -> dict[str, Any]:
-        """The status as JSON: docs/http.md lists the fields."""
+        """The status as JSON: the OpenAPI description lists the fields."""
         counted = loads(self._seats())
         running = self._running
         moves = self._wanted(now_ms)

@@ -1,4 +1,4 @@
-// Shapes of the admin API's answers, as far as pages use them (docs/http.md). For the checker alone; not served.
+// Shapes of the admin API's answers, as far as pages use them (docs/http-admin.md). For the checker alone; not served.
 
 export type Child = Node | string | number | null | undefined | false | Child[];
 

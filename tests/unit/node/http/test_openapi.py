@@ -53,6 +53,16 @@ def test_operations_of_the_admin_api_are_its_routes() -> None:
     assert "text/event-stream" in found["GET", "/admin/live"]["responses"]["200"]["content"]
 
 
+def test_requests_of_operators_are_described() -> None:
+    """Each has a summary; a docstring's paragraphs after the first are the description, here with what fields of the
+    answer mean."""
+    api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    found = operations(describe(api, "operators", "1", objects=False))
+    assert [key for key, operation in found.items() if not operation["summary"]] == []
+    assert "outdated_why" in found["GET", "/admin/cluster"]["description"]
+    assert "description" not in found["GET", "/admin/lag"]
+
+
 def test_object_paths_are_distinguished_from_routes(client_api: Any) -> None:
     """Each object path is answered by the object handlers for each of its methods: never 405, never an unknown path."""
     for pattern in OBJECT_PATHS:

@@ -16,16 +16,20 @@ from isthmus.repl.model import conditions, errors
 from isthmus.repl.model import properties as model_properties
 
 ROOT = Path(__file__).parents[4]
+PAGES = ("http.md", "http-admin.md", "http-between.md")
 
 
 def documented():
-    """(status, reason) of every row of the table of statuses; other tables have no numbers of three digits there."""
-    rows = set()
-    for line in (ROOT / "docs" / "http.md").read_text().splitlines():
-        cells = [c.strip() for c in line.split("|")]
-        if len(cells) > 3 and len(cells[1]) == 3 and cells[1].isdigit():
-            rows.add((int(cells[1]), cells[2].strip("`")))
-    return rows
+    """(status, reason) of every row of the tables of statuses, each once; other tables have no numbers of three digits
+    there."""
+    rows = []
+    for page in PAGES:
+        for line in (ROOT / "docs" / page).read_text().splitlines():
+            cells = [c.strip() for c in line.split("|")]
+            if len(cells) > 3 and len(cells[1]) == 3 and cells[1].isdigit():
+                rows.append((int(cells[1]), cells[2].strip("`")))
+    assert len(rows) == len(set(rows))
+    return set(rows)
 
 
 def refused_in_the_code():
@@ -49,7 +53,7 @@ def subclasses(kind):
 
 
 def test_the_documented_table_is_complete_and_true():
-    """docs/http.md lists every refusal of the code with its status, and no other."""
+    """The pages of HTTP list every refusal of the code with its status, and no other."""
     taken_in = (
         errors,
         conditions,
