@@ -68,7 +68,7 @@ GUIDES: Final[Mapping[str, str]] = {
     "kv": "[single values](commands.md#read-and-write-single-values)",
     "lag": "[queues](queues.md#lag-ledger-explain)",
     "leader": "[leaders](commands.md#balance-leaders)",
-    "local": "[clusters on one machine](local.md)",
+    "local": "[clusters on one machine](start.md#clusters-on-one-machine)",
     "node": "[moves](commands.md#move-replicas), [runbooks](runbooks.md), [logs and signals](config.md#log)",
     "option": "[dynamic options](options.md)",
     "partition": "[moves](commands.md#move-replicas), [placement files](commands.md#placement-files)",

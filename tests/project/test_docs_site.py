@@ -54,7 +54,7 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
 
 def test_links_out_of_the_documents_lead_to_copies(site: Path) -> None:
     """A sample that a page links to is in the site."""
-    assert 'href="files/config/samples/two-clusters.toml"' in (site / "tutorial.html").read_text()
+    assert 'href="files/config/samples/two-clusters.toml"' in (site / "start.html").read_text()
     assert (site / "files/config/samples/two-clusters.toml").is_file()
 
 

@@ -1,4 +1,4 @@
-"""The tutorial as it stands: its commands are run in their order, and print what the page shows.
+"""The first ten minutes of docs/start.md: their commands are run in their order, and print what the page shows.
 
 Ports are those of the page. Directories below /tmp are below the test's own; the environment is that of the tests, so
 that `make venv` is left out.
@@ -22,7 +22,12 @@ from isthmus.node.local import supervisor_client
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 REPOSITORY: Final = Path(__file__).parents[3]
-PAGE: Final = (REPOSITORY / "docs" / "tutorial.md").read_text()
+PAGE: Final = (
+    (REPOSITORY / "docs" / "start.md")
+    .read_text()
+    .partition("\n## The first ten minutes\n")[2]
+    .partition("\n## Clusters on one machine\n")[0]
+)
 PATIENCE_S: Final = 60
 
 COMMAND: Final = re.compile(r"(?:isthmus|curl|export|make|\w+=\$\() ?")
