@@ -1,8 +1,8 @@
 """The OpenAPI 3.1 description of an HTTP API, generated from its router: GET /openapi.json.
 
-A path is in it because it is routed; the first sentence of its handler's docstring is its summary, the paragraphs after
-the first are its description, and the struct of its `BodyHandler` its body. Parameters and statuses are in the tables
-of `operations`, with the object paths, which `ClientApi` routes itself.
+A path is in it because it is routed; the first sentence of its handler's docstring is its summary, what follows is its
+description, and the struct of its `BodyHandler` is its body. Parameters and statuses are in the tables of `operations`,
+with the object paths, which `ClientApi` routes itself.
 """
 
 from __future__ import annotations
@@ -134,10 +134,9 @@ def _answer(status: int, known: OperationSpec) -> dict[str, Any]:
 
 
 def _words_of(handler: RoutedHandler) -> tuple[str, str]:
-    """The first sentence of a handler's docstring, and its paragraphs after the first."""
-    first, _, more = (handler.__doc__ or "").partition("\n\n")
-    summary = re.split(r"(?<=[.;])\s", " ".join(first.split()), maxsplit=1)[0].rstrip(";")
-    return summary, " ".join(more.split())
+    """The first sentence of a handler's docstring, and all that follows it."""
+    first, *more = re.split(r"(?<=\.)\s", " ".join((handler.__doc__ or "").split()), maxsplit=1)
+    return first, "".join(more)
 
 
 def add_openapi(api: HttpApplication, title: str, version: str, *, objects: bool = False) -> None:

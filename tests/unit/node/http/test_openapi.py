@@ -54,12 +54,14 @@ def test_operations_of_the_admin_api_are_its_routes() -> None:
 
 
 def test_requests_of_operators_are_described() -> None:
-    """Each has a summary; a docstring's paragraphs after the first are the description, here with what fields of the
-    answer mean."""
+    """Each has a summary, which is the first sentence of a docstring; the rest is the description, with what fields of
+    the answer mean."""
     api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
     found = operations(describe(api, "operators", "1", objects=False))
     assert [key for key, operation in found.items() if not operation["summary"]] == []
     assert "outdated_why" in found["GET", "/admin/cluster"]["description"]
+    assert found["GET", "/livez"]["summary"] == "The event loop runs."
+    assert found["GET", "/livez"]["description"] == "A supervisor may restart a process that gives no answer."
     assert "description" not in found["GET", "/admin/lag"]
 
 
