@@ -119,7 +119,8 @@ ADMIN: Final = "/admin/"
 NAME_IN_PATH: Final = re.compile(r"{(\w+)}")
 """A name in the pattern of a path."""
 
-CONNECTION: Final = ("`--admin`", "`--context`", "`--cluster`", "`--token-file`", "`--ca`", "`--cert`", "`--key`")
+CREDENTIALS: Final = ("`--token-file`", "`--ca`", "`--cert`", "`--key`")
+CONNECTION: Final = ("`--admin`", "`--context`", "`--cluster`", *CREDENTIALS)
 """The options of a connection, as the reference of commands spells them."""
 
 SHARED_FROM: Final = 3
@@ -491,9 +492,9 @@ def commands_reference() -> str:
             parts += [f"## isthmus {noun}", *filled([*paragraphs(command.help), guide])]
             if shared:
                 parts += ["In several of its commands:", "\n".join(line.text for line in shared)]
-            parts += [part for each in found for part in command_parts(each, [*shared, *everywhere], level=3)]
+            parts += [part for each in found for part in command_parts(each, shared, everywhere, level=3)]
         else:
-            parts += [*command_parts(found[0], everywhere, level=2), *filled([guide])]
+            parts += [*command_parts(found[0], [], everywhere, level=2), *filled([guide])]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -543,17 +544,26 @@ def common_options(lines: Iterable[Line]) -> Iterator[str]:
     if None in connection:
         raise ValueError(f"no command has all of {', '.join(CONNECTION)}")
     yield "\n".join(line.text for line in by_name.values())
-    yield "A command refers to these, and to those of its noun, under *also*. *Connection* is all of:"
+    yield (
+        "A command refers to these, and to those of its noun, under *also*. *Connection* is all of the following, "
+        "*credentials* the last four:"
+    )
     yield "\n".join(line.text for line in connection if line is not None)
 
 
-def command_parts(command: Command, shared: Sequence[Line], level: int) -> list[str]:
+def command_parts(command: Command, of_noun: Sequence[Line], everywhere: Sequence[Line], level: int) -> list[str]:
     """Heading, usage, help and options of one command."""
     usage = command.command.collect_usage_pieces(command.context)
-    own = [line for line in command.lines if line not in shared]
-    also = [line.names.split(", ")[0] for line in command.lines if line in shared]
-    if set(CONNECTION) <= set(also):
-        also = [*(name for name in also if name not in CONNECTION), "connection"]
+    own = [line for line in command.lines if line not in (*of_noun, *everywhere)]
+    also = [line.names.split(", ")[0] for line in command.lines if line not in own]
+    groups = (
+        ([line.names.split(", ")[0] for line in of_noun], "all of the noun"),
+        (CONNECTION, "connection"),
+        (CREDENTIALS, "credentials"),
+    )
+    for members, name in groups:
+        if len(members) > 1 and set(members) <= set(also):
+            also = [*(each for each in also if each not in members), name]
     return [
         f"{'#' * level} {command.path}",
         f"`{' '.join([command.path, *usage])}`" if len(usage) > 1 else "",

@@ -11,6 +11,7 @@ import pytest
 import isthmus.client
 from docs.generate import (
     CONNECTION,
+    CREDENTIALS,
     PUBLIC,
     api_reference,
     commands_reference,
@@ -102,8 +103,13 @@ def test_the_reference_of_commands_is_whole() -> None:
             assert all(" ".join(text.split()) in " ".join(section.split()) for text in paragraphs(each.command.help))
             also = section.rpartition("Also: ")[2]
             for line in each.lines:
-                name = line.names.split(", ")[0]
-                connection = line.names in CONNECTION and "connection" in also
-                assert line.text in section or ((connection or name in also) and line.text in everywhere + of_noun), (
-                    each.path, line.text,
-                )  # fmt: skip
+                groups = [
+                    group
+                    for group, members in (("connection", CONNECTION), ("credentials", CREDENTIALS))
+                    if line.names in members
+                ]
+                groups += ["all of the noun"] * (line.text in of_noun)
+                named = [line.names.split(", ")[0], *groups]
+                assert line.text in section or (
+                    any(name in also for name in named) and line.text in everywhere + of_noun
+                ), (each.path, line.text)
