@@ -24,7 +24,7 @@ async def test_the_first_proposed_uuid_is_the_clusters(clients: MetastoreClients
 
 
 async def test_no_log_id_is_allocated_twice(clients: MetastoreClients) -> None:
-    """Two clients that allocate log ids at once get different ones."""
+    """Two clients that allocate log ids at once get different ones (R-GEN)."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         log_ids = await asyncio.gather(*(client.allocate_log_id() for client in (one, two, one, two)))

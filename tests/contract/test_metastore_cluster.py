@@ -106,7 +106,7 @@ async def test_a_registration_of_another_process_is_not_replaced(
 ) -> None:
     """With `takes`, a session replaces the registration that it left itself. A registration of another process stays
     unchanged, with its log ids and its node id, and the refusal names the listener of that process. When that session
-    has ended, the name is free."""
+    has ended, the name is free (H28)."""
 
     async with started(clients) as (one, _):
         mine = await one.register(a_registration("n1", id=7, log_ids={3: 5}))
@@ -128,7 +128,7 @@ async def test_a_registration_of_another_process_is_not_replaced(
 async def test_another_node_may_end_exactly_one_session_and_its_claim(clients: MetastoreClients) -> None:
     """`end_registration` deletes the registration of that session, though the session lives, and those of the named
     claims that the session holds; all clients see it. A later registration and another node's claim stay. The node can
-    register again, as another session, and keeps its id."""
+    register again, as another session, and keeps its id (R-SUSPECT)."""
 
     async with started(clients) as (one, _), started(clients) as (two, events):
         first = await one.register(a_registration("n1", id=7, log_ids={3: 5}))

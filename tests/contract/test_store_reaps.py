@@ -1,5 +1,5 @@
 """A REAP entry on all stores: it leaves only its offset and, for a while, the clock of the reaped tombstone, however
-often it is applied."""
+often it is applied (R-REAP)."""
 
 from __future__ import annotations
 

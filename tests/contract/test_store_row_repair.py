@@ -91,7 +91,7 @@ def test_a_damaged_row_is_what_it_was(pair: Any, damaged: Any) -> None:
 
 def test_a_row_changed_since_is_not_repaired(pair: Any) -> None:
     """Nothing is written if the row differs from the one that was compared, if its offset is not applied here yet, or
-    if the row is missing here and comes from a replica that has applied less."""
+    if the row is missing here and comes from a replica that has applied less (R-MEND)."""
     (giver, taker), history = pair
     chunk = chunk_of(giver, b"7")
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")

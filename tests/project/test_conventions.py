@@ -175,6 +175,13 @@ def test_rules_that_are_cited_are_on_the_page_of_the_protocol() -> None:
     assert not unknown
 
 
+def test_every_rule_of_the_page_of_the_protocol_is_named_by_a_test() -> None:
+    """Each rule, hazard and invariant of docs/protocol.md is named in a file of tests/, so that searching for its name
+    finds what shows it."""
+    named = {name for _, text in modules("tests") for name in RULE.findall(text)}
+    assert sorted(set(RULE.findall((CHECKOUT / "docs/protocol.md").read_text())) - named) == []
+
+
 def test_scripts_can_be_run() -> None:
     """Files of .ci are executable and name their interpreter."""
     scripts = [path for path in checked_in() if path.parts[0] == ".ci"]

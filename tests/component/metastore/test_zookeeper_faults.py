@@ -53,7 +53,7 @@ async def test_a_killed_zookeeper_that_comes_back_keeps_session_and_values(own_s
 
 async def test_a_write_without_an_answer_is_ambiguous_and_repeating_it_decides(own_server: Any) -> None:
     """A frozen server took the request: the write is neither done nor refused. Its repetition on the same base is
-    either done or refused, and the value is the one written (R-AMBIG)."""
+    either done or refused, and the value is the one written (R-AMBIG, H14)."""
 
     client = metastore(own_server.hosts, session_timeout_ms=2000)
     await client.start(lambda _: None)

@@ -1,4 +1,5 @@
-"""One node, peer, bucket type, row or item fails alone: those who gather the answers of many have all the others.
+"""One node, peer, bucket type, row or item fails alone: those who gather the answers of many have all the others
+(R-ALONE).
 
 Each test makes one of many raise what nobody foresaw, and names the event under which the node's log has it.
 """

@@ -164,7 +164,7 @@ async def test_an_entry_that_cannot_be_applied_stops_its_partition_alone(
 ) -> None:
     """The rows of one partition's entry cannot be made: they are made again after growing pauses, and the copy goes on,
     or stops with a reason after the last one. The entries of all other partitions of the same batch are applied
-    meanwhile, and a restart applies what is left."""
+    meanwhile, and a restart applies what is left (R-ALONE)."""
     ensemble = MemoryEnsemble()
     async with start_node(tmp_path, ensemble) as h:
         keys = {h.coordinator.routes.partition_of(b"default", key_hash(b"b", b"%d" % n)): b"%d" % n for n in range(60)}

@@ -74,7 +74,7 @@ async def test_leaders_end_even_after_a_node_came_back_under_load(
 
 async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A hand-over is refused with the reason when its epoch differs, its target is out of sync, not connected or too
-    far behind, or the node does not lead; the leader keeps leading."""
+    far behind, or the node does not lead; the leader keeps leading (I-BAL-SAFE)."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
         leader = await t.led()

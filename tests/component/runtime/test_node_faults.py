@@ -281,7 +281,7 @@ async def test_a_leader_whose_log_is_refused_in_the_middle_of_a_write_hands_over
 ) -> None:
     """Half of a write is in the log when the quota ends: the write waits, and its own log and store stand still; the
     leader refuses others with the reason, answers reads, and hands over although it cannot apply what it has appended.
-    The new leader commits that, and the node takes part again once it can write. No node ends."""
+    The new leader commits that, and the node takes part again once it can write. No node ends (H38)."""
     monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 500)
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -311,7 +311,7 @@ async def test_an_epoch_that_cannot_be_written_now_is_written_later(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node without a descriptor or an inode for its identity waits for it; it does not end, and does nothing in the
-    epoch before it is durable."""
+    epoch before it is durable (R-SHORT)."""
     monkeypatch.setattr("isthmus.repl.runtime.patience.RETRY_S", 0.05)
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -544,7 +544,7 @@ async def test_a_leader_stopped_by_an_internal_error_is_replaced(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process keeps its session, so it registers that this replica must not be counted on; after a restart the node
-    is in sync under its old log id."""
+    is in sync under its old log id (R-ALONE)."""
 
     async with start_cluster(tmp_path, partitions=2) as t:
         hurt = await t.led(0)

@@ -1,4 +1,4 @@
-"""One partition, peer, connection or turn fails alone: a loop over many goes on, whatever one of them raises.
+"""One partition, peer, connection or turn fails alone: a loop over many goes on, whatever one of them raises (R-ALONE).
 
 Each test injects an exception that nobody foresaw at one step of a loop of a node, and names the event under which the
 node's log has it. `test_every_catch_is_named_by_a_test` finds catches that no test causes.

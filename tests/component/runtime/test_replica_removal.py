@@ -1,4 +1,4 @@
-"""Replicas move from node to node while clients write; removed ones are deleted, once it is safe (R-RF)."""
+"""Replicas move from node to node while clients write; removed ones are deleted, once it is safe (R-RF, R-CLEAR)."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ async def serving(directory: Path) -> AsyncIterator[Node]:
 
 async def test_a_deleted_registration_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The znode of a node whose session lives is deleted: the node notices, registers with another inc, leads and
-    serves again without a restart, and counts and logs the event."""
+    serves again without a restart, and counts and logs the event (H28)."""
     lost: list[str] = []
     monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
 
@@ -203,7 +203,7 @@ async def test_a_node_whose_name_is_taken_closes_its_connections_and_dials_nobod
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other nodes know this one by its name only: each dial would end the connection of the process that has the name.
-    So it closes its own, also where its session had ended before, and dials again once it is registered."""
+    So it closes its own, also where its session had ended before, and dials again once it is registered (H28)."""
     monkeypatch.setattr(registering, "RETRY_MS", 10)
     dials, open_now = 0, 0
 

@@ -74,7 +74,7 @@ async def test_an_incomplete_replica_leads_only_when_an_operator_forces_it(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Both members in sync are gone: the partition is offline until the third replica is forced; the plan is shown
-    first, and the election is logged, counted, and begins a new epoch."""
+    first, and the election is logged, counted, and begins a new epoch (R-FORCE)."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=1_500)) as t:
         leader = await t.led()
@@ -178,7 +178,7 @@ async def test_a_quarantined_replica_is_removed_and_recreated_while_all_serve(
 ) -> None:
     """The replica that alone holds writes acknowledged before a leader was forced stays unchanged, and follows no
     leader, also where its rows were to be replayed; once it is unassigned it is deleted without a restart, and assigned
-    again it is filled from its leader."""
+    again it is filled from its leader (H36)."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=1_500), removed_grace_ms=500) as t:
         back = await diverged(t, boot_id)
@@ -217,7 +217,7 @@ async def test_a_quarantined_replica_is_forced_only_after_its_node_restarted(
 
 async def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """The replica's data is incomplete, whatever is left of its log: it would decline the nomination, and the partition
-    would wait for it. Among others it is never the most complete."""
+    would wait for it. Among others it is never the most complete (R-FORCE)."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -251,8 +251,8 @@ async def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_c
 async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """No node leads by an old record; after a re-seed all acknowledged writes are served, and no log id is used
-    twice."""
+    """No node leads by an old record; after a re-seed all acknowledged writes are served, and no log id is used twice
+    (H32)."""
 
     async with start_cluster(tmp_path, partitions=2) as t:
         first = await t.led()
@@ -311,7 +311,7 @@ async def test_an_absent_member_is_not_elected_by_a_rolled_back_record(
 ) -> None:
     """The absent member has not seen the epochs that the metastore forgot, and by the old record it is in sync: it
     would lead without the entries acknowledged since. One replica that has seen them is enough: its mark in the record
-    warns all others, also when that replica is gone."""
+    warns all others, also when that replica is gone (H32)."""
 
     async with start_cluster(tmp_path, min_isr=1) as t:
         first = await t.led()

@@ -80,7 +80,8 @@ async def test_acknowledged_writes_are_there_after_a_restart(tmp_path: Path, sta
 async def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
     tmp_path: Path, start_node: NodeFactory
 ) -> None:
-    """After another boot the log is replayed from the floor; afterwards the store reports that no replay is needed."""
+    """After another boot the log is replayed from the floor; afterwards the store reports that no replay is needed
+    (H36)."""
 
     ensemble = MemoryEnsemble()
     async with start_node(tmp_path, ensemble, stop=False) as h:
@@ -99,7 +100,7 @@ async def test_a_checkpoint_floor_is_never_above_the_synced_log(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With durability async, too: no power loss leaves a store whose floor is above its log, which could not be forced
-    to lead."""
+    to lead (H36)."""
     monkeypatch.setattr(writer, "ASYNC_SYNC_S", 1_000.0)
     tails: list[tuple[object, object]] = []
 
@@ -163,7 +164,8 @@ async def test_a_batch_answers_item_by_item(tmp_path: Path, start_node: NodeFact
 
 
 async def test_a_context_from_the_future_is_refused(tmp_path: Path, start_node: NodeFactory) -> None:
-    """A clock that claims writes of this cluster that were never made would make later ones vanish: 400."""
+    """A clock that claims writes of this cluster that were never made would make later ones vanish: 400 (R-DOT,
+    H41)."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         await h.coordinator.write(WriteRequest(key(b"k"), Content(b"1")))
@@ -178,7 +180,7 @@ async def test_a_context_from_the_future_is_refused(tmp_path: Path, start_node: 
 
 
 async def test_pushes_are_judged_by_their_clocks(tmp_path: Path, start_node: NodeFactory) -> None:
-    """A newer push is stored as it came, an older or repeated one changes nothing, a concurrent one merges."""
+    """A newer push is stored as it came, an older or repeated one changes nothing, a concurrent one merges (R-WAIT)."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         one = foreign(None, (), b"one", 1)
@@ -285,7 +287,7 @@ async def test_a_full_disk_refuses_writes_and_serves_reads(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without room for the log, writes are refused before anything happens; reads are served; with space again writes
-    are, too."""
+    are, too (H38)."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
@@ -298,7 +300,7 @@ async def test_a_full_disk_refuses_writes_and_serves_reads(
 
 
 async def test_nothing_is_served_without_a_leader(tmp_path: Path, start_node: NodeFactory) -> None:
-    """After the session expired and until a new epoch is led, reads and writes are refused as not ready."""
+    """After the session expired and until a new epoch is led, reads and writes are refused as not ready (R-READ)."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
@@ -370,7 +372,8 @@ async def test_an_answer_that_depends_on_a_pending_entry_waits_for_it(
 async def test_a_replay_ends_once_the_last_copy_is_opened(tmp_path: Path, start_node: NodeFactory) -> None:
     """After another boot the records of some partitions come later, as on a restored directory: the store notes the end
     of the replay when these are replayed, too, not before, and nothing of the node fails meanwhile. The partitions
-    whose own replay has ended have all of their rows, so full-sync may compare them: the others' may never come."""
+    whose own replay has ended have all of their rows, so full-sync may compare them: the others' may never come
+    (H36)."""
 
     def named(n: int) -> bytes:
         return b"%d" % n

@@ -119,7 +119,8 @@ class FailingAccept(socket.socket):
 
 @pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ENOBUFS", "ECONNABORTED", "EPROTO"])
 def test_a_failed_accept_ends_no_listener(name: str, run: Callable[..., object]) -> None:
-    """Whatever the error; without a reserve the connection waits in the kernel, and is served after a pause."""
+    """Whatever the error; without a reserve the connection waits in the kernel, and is served after a pause
+    (R-SHORT)."""
 
     def wrapped(sock: socket.socket) -> socket.socket:
         failing = FailingAccept(sock.family, sock.type, sock.proto, sock.detach())

@@ -1,4 +1,4 @@
-"""Deliberate defects of how replicas change (docs/protocol.md R-RF), each of which the simulator must catch.
+"""Deliberate defects of how replicas change (docs/protocol.md R-RF), each of which the simulator must catch (H21).
 
 `mutants.py` lists the mixes of faults and the invariants.
 """

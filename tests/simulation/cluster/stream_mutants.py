@@ -1,4 +1,4 @@
-"""Deliberate defects of the replication streams, each of which must be caught (see `mutants.py`).
+"""Deliberate defects of the replication streams, each of which must be caught (R-STREAM; see `mutants.py`).
 
 The simulator catches those in `DEFECTS`. Random seeds do not show the others: `SCRIPTED`, each of which a scenario in
 tests/unit/repl/isr/replica/test_streams.py catches."""

@@ -163,7 +163,7 @@ def test_seeds_that_once_broke_an_invariant_do_not(seed: int) -> None:
 
 @COUNTS
 def test_everything_happens_that_is_meant_to() -> None:
-    """The seeds are not tame: each fault, each transition and each refusal occurs, again and again."""
+    """The seeds are not tame: each fault, each transition and each refusal occurs, again and again (H30)."""
     if ran != set(SEEDS):
         pytest.skip("counts what test_no_invariant_breaks went through, which did not run as a whole")
     missing = {name: (total[name], least) for name, least in EXPECTED.items() if total[name] < least}

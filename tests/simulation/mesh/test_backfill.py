@@ -93,7 +93,7 @@ def test_a_queue_released_from_zero_gives_its_next_owner_every_write_of_ours() -
 def test_a_next_owner_gets_what_its_predecessor_was_not_given_since_it_came_from_there(cascade: bool) -> None:
     """A discarding queue scans its rows even when no cluster fetches. Between the CURSOR entry of the release and that
     of the next owner it still has the previous owner, whose own changes it skips: those are not settled for the next
-    one."""
+    one (R-OWNER)."""
     simulation = MeshSimulation(1, both_ways(("a", "c"), cascade="a" * cascade), faults=False, discard=True)
     a, c, d = simulation.clusters["a"], simulation.clusters["c"], Cluster("d", 9, [], simulation.look_at)
     dot = replaced_once_acknowledged(simulation, a, c)

@@ -91,7 +91,7 @@ def test_no_cluster_receives_a_version_that_it_has(name: str, seed: int) -> None
 
 def test_a_batch_must_wait_for_what_was_read_with_it() -> None:
     """If a batch is sent before its queue is notified of a change that the batch contains, the change is sent again, or
-    goes back to its origin."""
+    goes back to its origin (R-PLACE)."""
     twice = 0
     for seed in range(18):
         simulation = MeshSimulation(seed, TOPOLOGIES["mesh"], faults=False, waiting=False)

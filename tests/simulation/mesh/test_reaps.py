@@ -1,4 +1,4 @@
-"""Deletes and reaps in clusters that replicate to each other, in virtual time."""
+"""Deletes and reaps in clusters that replicate to each other, in virtual time (R-REAP)."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ async def freeze(doing: Doing) -> None:
 
 @step(StepKind.FAULT, weight=3)
 async def clock_step(doing: Doing) -> None:
-    """A wall clock is stepped, and set right when the world heals."""
+    """A wall clock is stepped, and set right when the world heals (H26)."""
     node = doing.node()
     assert node is not None
     seconds = doing.chance.choice(CLOCK_S)

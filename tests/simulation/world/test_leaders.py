@@ -28,7 +28,7 @@ def test_a_node_that_nobody_can_dial_settles_as_a_follower() -> None:
     """Its listener is closed while it leads; its own dials and its session stand. It gives way, and is given no
     leadership back within the minute of its rest; afterwards the balancer asks, and the others refuse, since they
     cannot dial it: the status says both. No write fails meanwhile, and as a follower it stays in sync. When it can be
-    dialled again it leads its share."""
+    dialled again it leads its share (R-REACHED)."""
     with World("undialled", Shape((3,), 6)) as world:
         world.start()
         world.run_until(lambda: led(world) == EVEN, SETTLES_S, "each node leads its share")

@@ -20,7 +20,7 @@ from tests.support.samples import seeds
 def test_no_node_ends_for_a_shortage(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Space, inodes, descriptors, a quota, memory or write access are short in the middle of writes and syncs of log
     and store: no process ends by it, and once all is healed every oracle is content. Logs were mended, and databases
-    broken and opened again."""
+    broken and opened again (R-SHORT)."""
     met: Counter[str] = Counter()
     mend, breaks = LogTail.mend, LevelStore._breaks
 

@@ -1,4 +1,4 @@
-"""Real nodes without descriptors or inodes: what they answer meanwhile, who leads, and that they recover."""
+"""Real nodes without descriptors or inodes: what they answer meanwhile, who leads, and that they recover (R-SHORT)."""
 
 from __future__ import annotations
 

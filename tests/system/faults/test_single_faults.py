@@ -89,7 +89,7 @@ def test_a_leader_cut_off_from_its_followers_gives_way_though_its_clients_are_cu
 ) -> None:
     """A leader reaches ZooKeeper alone. No write reaches it, so no follower lags; still all of its partitions get
     another leader and take writes at the other nodes (after some 15 s on an idle machine), and after the cut all
-    replicas are in sync. The same holds when the cut-off node has the active controller."""
+    replicas are in sync. The same holds when the cut-off node has the active controller (R-CONTACT)."""
     with fault_context(tmp_path, ["cut"]) as context:
         cluster, network = context.cluster, context.network
         assert network is not None
@@ -291,7 +291,8 @@ def test_a_foreign_node_at_a_known_address_is_refused(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_follower_paused_in_a_state_transfer_does_not_pin_the_log_for_ever(tmp_path: Path) -> None:
     """While a follower that takes rows is paused for longer than its pin lives, its leaders' logs stay bounded, with an
-    hour between two checkpoints, and are trimmed past it; after the pause it takes the new entries and is in sync."""
+    hour between two checkpoints, and are trimmed past it; after the pause it takes the new entries and is in sync
+    (R-FAR)."""
     rarely = SHORT_LOG.replace('checkpoint_interval = "1s"', 'checkpoint_interval = "1h"')
     assert rarely != SHORT_LOG
     with fault_context(tmp_path, ["replaced-disk"], settings={"replication": rarely}) as context:

@@ -78,7 +78,7 @@ def test_a_damaged_row_is_fetched_again_from_another_replica(directory: Path) ->
     """A follower's key row is damaged under a correct tree: the alarm is raised, and the row is restored. A follower's
     row is unreadable after a crash: its tree can be built. A leader's object is damaged: a fold names it, and fetches
     it again. All happens under writes; in the end the nodes' rows are equal byte for byte, and both clusters are in
-    sync."""
+    sync (R-MEND)."""
     clusters = Clusters(directory, topology())
     keys = [f"key {n}" for n in range(60)]
     for key in keys:

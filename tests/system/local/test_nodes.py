@@ -65,7 +65,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.timeout(180)
 def test_two_clusters_replicate_both_ways_and_outlive_a_killed_zookeeper(directory: Path) -> None:
     """After `up` a write on either side reaches the other. A ZooKeeper killed with -9 comes back by its supervisor on
-    the same port; no node restarts, every partition stays online, and writes still reach the other side."""
+    the same port; no node restarts, every partition stays online, and writes still reach the other side (H31)."""
     clusters = LocalClusters(load_topology(SAMPLE), directory)
     nodes = {node["name"]: node for each in clusters.up(120)["clusters"].values() for node in each["nodes"]}
     east, west = nodes["east-1"]["http"], nodes["west-1"]["http"]

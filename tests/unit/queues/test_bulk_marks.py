@@ -67,7 +67,7 @@ async def ticked(queue_node: QueueNode, later_ms: int = 0) -> None:
 
 async def test_references_lost_in_a_crash_are_a_gap_with_bounds_and_times() -> None:
     """A node that dies with references records at its restart their maximal number, their priority and the begin; once,
-    and the mark is deleted. The next crash without references records nothing."""
+    and the mark is deleted. The next crash without references records nothing (R-HELD)."""
 
     async with QueueNode() as queue_node:
         began = queue_node.clock.wall_ms()
@@ -95,8 +95,9 @@ def typed(name: str, count: int = 1) -> list[Key]:
 
 
 async def test_a_loss_names_the_bucket_types_of_its_references() -> None:
-    """The mark names each bucket type before a reference of it is accepted; a crash's record has these types, and
-    that of a clear or of a permanent refusal those of the references. Beyond TYPES_MAX types no record names any."""
+    """The mark names each bucket type before a reference of it is accepted; a crash's record has these types, and that
+    of a clear or of a permanent refusal those of the references. Beyond TYPES_MAX types no record names any
+    (R-HELD)."""
 
     async with QueueNode() as queue_node:
         (queue,) = queue_node.served()
@@ -237,7 +238,7 @@ async def test_a_stop_and_a_mark_are_one_record() -> None:
 
 async def test_references_lost_with_an_absent_node_are_recorded_by_another() -> None:
     """The first of the live nodes records them, after a while and not for a live node; a node that was taken for dead
-    and still holds its references marks them again."""
+    and still holds its references marks them again (R-HELD)."""
 
     ensemble = MemoryEnsemble()
     homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2", "e3")]
@@ -277,7 +278,7 @@ async def left(queue_node: QueueNode, what: str = "held", name: str = "q") -> st
 
 async def test_marks_of_a_delisted_queue_are_deleted() -> None:
     """Its marks are deleted even if their node was down when it was delisted, and so are its records of losses; a queue
-    that is registered again under that name keeps its later marks."""
+    that is registered again under that name keeps its later marks (R-HELD)."""
 
     ensemble = MemoryEnsemble()
     one, two = homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2")]
@@ -333,7 +334,7 @@ async def test_marks_of_a_queue_delisted_while_the_metastore_fails_are_deleted()
 async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None:
     """A node that restarts without the queue in its file records the references that its previous process held, for
     nodes that have the queue. The first of the live nodes records those of a node that stays away, even if it has no
-    such queue itself."""
+    such queue itself (R-HELD)."""
 
     ensemble = MemoryEnsemble()
     homes = [QueueNode(QueueSettings("q"), ensemble=ensemble, node=name) for name in ("e1", "e2")]
@@ -387,7 +388,7 @@ async def test_clearing_a_queue_reaches_bulk_references_of_every_node() -> None:
 @pytest.mark.parametrize("seed", range(4))
 async def test_marks_cover_all_references_whatever_metastore_writes_fail(seed: int) -> None:
     """Pushes, fetches, ticks, crashes and lost writes in random order: at every step no more is held than the metastore
-    records, and a crash that loses references leaves a gap that is at least as large."""
+    records, and a crash that loses references leaves a gap that is at least as large (R-HELD)."""
 
     rng = Random(seed)
     queue_node = QueueNode(QueueSettings("q", queue_limit_count=3_000))

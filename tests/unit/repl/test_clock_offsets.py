@@ -37,7 +37,7 @@ def answer(offsets: ClockOffsets, clock: Clock, ahead_ms: int, there_ms: int, ba
 @pytest.mark.parametrize(("there_ms", "back_ms"), [(0, 0), (10, 10), (400, 0), (0, 400)])
 def test_an_offset_is_within_its_bound(ahead_ms: int, there_ms: int, back_ms: int) -> None:
     """However the round trip is divided, the true offset is within half of it, and the clocks differ by at least what
-    is left of it."""
+    is left of it (R-CLOCK)."""
     clock = Clock()
     offsets = ClockOffsets("node", clock)
     answer(offsets, clock, ahead_ms, there_ms, back_ms)

@@ -86,7 +86,7 @@ async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_
     """The source has expired the lease, so the batch may hold values from before a tombstone that was reaped meanwhile
     (I-NO-RESURRECT). The age of a batch is computed from durations alone, without the time that the source waited for
     changes; a source of an older version does not report that time. A dropped batch is not acknowledged, and the link
-    shows the reason."""
+    shows the reason (R-REAP)."""
 
     clock, kept = Clock(), AcceptingCluster()
     name = LinkName("q", "http://e1")

@@ -260,7 +260,7 @@ async def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
 
 async def test_an_incomplete_answer_is_refused(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition without a leader, with two, on an unreachable node, or without a tree makes the response Incomplete;
-    the reason names it."""
+    the reason names it (R-WHOLE)."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
     trees = cluster.cluster_trees()
@@ -287,7 +287,7 @@ async def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that is cut off still believes that it leads, so its tree may be old while the silent node leads the
-    partition. The sum is then Incomplete, even if each partition was counted once."""
+    partition. The sum is then Incomplete, even if each partition was counted once (R-WHOLE)."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
     cluster.leaders = dict(enumerate("aacca"))

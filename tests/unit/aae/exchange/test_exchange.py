@@ -192,7 +192,7 @@ def test_every_difference_is_found_and_nothing_else(seed: int) -> None:
 
 def test_a_change_on_its_way_is_transient() -> None:
     """A change that arrives during a pause is not a difference, at any step; nor is a key that is always one version
-    behind and keeps changing."""
+    behind and keeps changing (R-LASTING, I-AAE-CONFIRM)."""
     source, sink = two_clusters(300)
     source.put(row(1, ((A, 900, 0),)))
     version = [1000]
@@ -233,7 +233,8 @@ def test_a_run_limited_to_recent_changes_calls_nothing_missing_that_is_old() -> 
 
 
 def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
-    """Leaves differ but no row of the time range does: the run is incomplete; with all times it finds the key."""
+    """Leaves differ but no row of the time range does: the run is incomplete (I-AAE-COMPLETE); with all times it finds
+    the key."""
     source, sink = two_clusters(50)
     del sink.rows[b"b", b"4"]
     run = Run(source, sink)
@@ -289,7 +290,7 @@ def test_a_side_ahead_by_a_change_outside_the_range_is_not_in_sync() -> None:
 def test_a_sink_with_keys_of_its_own_is_up_to_date(since_ms: int) -> None:
     """One-way, with more keys of the sink's own than a partial run compares at first, some of them newer there: nothing
     of the source is missing, whatever the run's range. Only a key that the sink lacks, has older, or has with other
-    content, makes it less than up to date."""
+    content, makes it less than up to date (R-UPTODATE)."""
     source, sink = two_clusters(50)
     sink.put(*(row(number, ((B, number, 0),), modified_ms=1_000) for number in range(1_000, 1_000 + FULL_COMPARE_MAX)))
     sink.put(*(row(number, ((B, number, 0),), modified_ms=5_000) for number in range(2_000, 2_020)))
@@ -368,7 +369,7 @@ def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_tree_that_is_wrong_proves_nothing(since_ms: int, filtered: bool) -> None:
     """Leaves that differ for ever over equal rows make a run incomplete, also with a filter or a time range. If the
-    leaf changes meanwhile the change was in transit, and both are in sync."""
+    leaf changes meanwhile the change was in transit, and both are in sync (R-LASTING)."""
     source, sink = two_clusters(50)
     source.flaw = (key_hash(b"b", b"9") >> 44, 77)
 

@@ -336,7 +336,7 @@ async def test_a_repair_without_effect_is_named_instead_of_called_repaired() -> 
 async def test_a_key_whose_delete_may_be_forgotten_is_named_and_proves_nothing(kind: CheckKind) -> None:
     """Only the other side has it, as this cluster wrote it, and no delete of it is known here: it was lost, or reaped
     so long ago that it is forgotten. The other side may lack a delete, so it is not called up to date, by a check of
-    other times neither. Keys that the other side wrote alone, or since, are its own."""
+    other times neither. Keys that the other side wrote alone, or since, are its own (R-REAP)."""
     mine, theirs = (encode_clock(((actor_of(uuid, 0), 1, 0),)) for uuid in (OWN, OTHER))
     both = encode_clock(((actor_of(OWN, 0), 1, 0), (actor_of(OTHER, 0), 1, 0)))
     rows = [row(b"b", b"%d" % n, 5_000)._replace(clock=mine) for n in range(5)]

@@ -1,4 +1,4 @@
-"""Gaps of queues, and queued repairs, start checks automatically, until a proof ends them."""
+"""Gaps of queues, and queued repairs, start checks automatically, until a proof ends them (I-AAE-HEAL)."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ async def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bo
 async def test_a_sink_with_keys_of_its_own_keeps_no_gap_open(tmp_path: Path) -> None:
     """One-way, and the sink has keys of its own: a check that found all of ours there closes the gap, nothing further
     is checked for it, and the next range begins with that check. Both clusters were not equal then, which is kept
-    beside it, and survives a restart."""
+    beside it, and survives a restart (R-UPTODATE)."""
 
     clock, gaps, checker = Clock(), FakeGaps(ENDED), FakeChecker([ExchangeVerdict.UP_TO_DATE])
     checker.ahead = 3
@@ -416,7 +416,7 @@ async def test_gap_healing_stops_at_any_moment_of_a_check(tmp_path: Path) -> Non
 async def test_no_clock_decides_what_a_check_has_proven(tmp_path: Path, ahead_ms: int) -> None:
     """The node that compares has another clock than the leader of a gap. A gap that ends after the check, by offsets,
     is not proven by it, however much later the check is stamped; it is checked at once. A gap that lies below what was
-    compared is proven, however much earlier the check is stamped."""
+    compared is proven, however much earlier the check is stamped (R-PROOF)."""
 
     clock, gaps, checker = Clock(), FakeGaps(), FakeChecker([ExchangeVerdict.IN_SYNC] * 2)
     clock.ms += ahead_ms
@@ -437,7 +437,7 @@ async def test_no_clock_decides_what_a_check_has_proven(tmp_path: Path, ahead_ms
 
 async def test_a_clock_that_steps_during_a_check_changes_nothing(tmp_path: Path) -> None:
     """The clock is set ten days ahead, or back, while a check runs, and the gap ends during it: the offsets of the
-    check's begin decide."""
+    check's begin decide (R-PROOF)."""
 
     for step_ms in (10 * DAY_MS, -10 * DAY_MS):
         clock, gaps = Clock(), FakeGaps()
@@ -494,7 +494,7 @@ async def test_a_clock_that_was_set_back_holds_up_no_check(tmp_path: Path) -> No
 async def test_a_proof_belongs_to_one_leadership_and_one_history(tmp_path: Path, change: str) -> None:
     """Leadership changes during a check: a tree of another leader, perhaps one that was deposed, may have been read, so
     the check proves nothing of the partition, and the next one does. After a forced leader or a restore, offsets are
-    given again: a proof of the history before closes no gap of this one."""
+    given again: a proof of the history before closes no gap of this one (R-PROOF)."""
 
     clock, gaps, checker = Clock(), FakeGaps(ENDED), FakeChecker([ExchangeVerdict.IN_SYNC] * 3)
     proofs = gaps.proofs
@@ -546,7 +546,7 @@ async def test_a_proof_of_an_earlier_process_closes_no_gap(tmp_path: Path) -> No
 async def test_a_loss_of_references_is_proven_by_checks_that_began_after_its_record(tmp_path: Path) -> None:
     """Bulk references have no offsets: their loss is proven by checks of all their bucket types that began once it was
     recorded, and only as it was then. A loss that was recorded during the check, or into which another one was merged
-    since, needs the next check."""
+    since, needs the next check (R-PROOF)."""
 
     late, merged = LOWER._replace(id="n3:2:8", mark="n3:2:8:1"), LOWER._replace(mark="n2:2:9:5")
     clock, gaps, checker = Clock(), FakeGaps(LOWER), FakeChecker([ExchangeVerdict.IN_SYNC] * 6)
@@ -574,7 +574,7 @@ async def test_a_loss_of_references_is_proven_by_checks_that_began_after_its_rec
 
 async def test_a_proof_by_another_filter_closes_no_gap(tmp_path: Path) -> None:
     """The filter of the queue of repairs chose the keys that were compared. Once it is wider, gaps that it now covers
-    need a check by it."""
+    need a check by it (R-PROOF)."""
 
     clock, gaps, checker = Clock(), FakeGaps(), FakeChecker([ExchangeVerdict.IN_SYNC] * 2)
     gaps.proofs.filter = "bucket:b"
@@ -591,7 +591,7 @@ async def test_a_proof_by_another_filter_closes_no_gap(tmp_path: Path) -> None:
 
 async def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path: Path) -> None:
     """A continuing overflow, or more gaps than are kept, extend a gap under the same id: changes omitted since the
-    check began are not closed by it, but by the next proof."""
+    check began are not closed by it, but by the next proof (R-GAP)."""
 
     clock, gaps = Clock(), FakeGaps(ENDED)
     checker = FakeChecker([ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC])
@@ -639,7 +639,7 @@ async def test_references_that_went_with_their_process_are_looked_for_at_once_af
     """A check queued repairs: while they wait nothing is done. When they are gone, delivered or lost with a killed
     process, everything is checked at the next look, or at the first one of the next process. A check without access to
     everything (trees are built) is retried a minute later, further repairs are followed at growing intervals, and a
-    proof ends it. So lost references are queued again within two looks of the node's return."""
+    proof ends it. So lost references are queued again within two looks of the node's return (R-FOLLOW)."""
 
     clock, gaps = Clock(), FakeGaps()
     checker = FakeChecker([ExchangeVerdict.REPAIRED])

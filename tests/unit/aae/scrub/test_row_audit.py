@@ -77,7 +77,7 @@ async def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The turns cover all rows in whole segments; correct rows give no alarm. A row that was changed under its tree
-    raises an alarm with its segment, the tree is not served any more, and the rebuilt one matches the rows."""
+    raises an alarm with its segment, the tree is not served any more, and the rebuilt one matches the rows (R-TREE)."""
     monkeypatch.setattr(row_audit, "ROWS_MAX", 100)
     monkeypatch.setattr(row_audit, "SLICE_ROWS", 30)
 

@@ -139,7 +139,8 @@ KEY_ROWS, OBJECTS = rows.prefixes(PARTITION).key, rows.prefixes(PARTITION).objec
 async def test_an_inconsistent_row_is_taken_from_the_other_replica(
     pair: tuple[Replica, Replica], prefix: bytes, change: Any
 ) -> None:
-    """Without any tree, every row of the store equals the other replica's afterwards, and the key is reported."""
+    """Without any tree, every row of the store equals the other replica's afterwards, and the key is reported
+    (R-MEND)."""
     mine, other = pair
     mine.damage(prefix, change)
     assert mine.all_rows() != other.all_rows()
@@ -163,7 +164,7 @@ async def test_a_lost_row_is_fetched_if_the_tree_proves_it(pair: tuple[Replica, 
 
 async def test_an_unproven_row_is_left_unchanged(pair: tuple[Replica, Replica]) -> None:
     """If the other replica's row contradicts its object, too, or that replica is not in sync or behind, nothing is
-    written and the reason is reported. A correct row is never taken for damaged."""
+    written and the reason is reported. A correct row is never taken for damaged (R-MEND)."""
     mine, other = pair
     mine.damage(KEY_ROWS, lambda data: data[:-1] + b"\x05")
     other.damage(OBJECTS, lambda data: data[:-4] + b"nope")
@@ -344,7 +345,7 @@ async def mended_unreadable(replica: Replica) -> list[int]:
 @pytest.mark.parametrize("followers", [True, False], ids=["another replica", "alone"])
 async def test_a_damaged_change_row_is_as_it_was(pair: tuple[Replica, Replica], followers: bool) -> None:
     """The change row of a key cannot be decoded, but its key row can: the key is found by the offset in the key row,
-    and the change row is taken from another replica or made from the key row."""
+    and the change row is taken from another replica or made from the key row (R-MEND)."""
     mine, other = pair
     mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
     mine.in_sync = followers
@@ -372,7 +373,7 @@ async def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica,
 
 async def test_a_damaged_change_row_of_nothing_goes(pair: tuple[Replica, Replica]) -> None:
     """No key row points to it, so it is deleted, unless it may belong to an undecodable key row or has changed by then.
-    A row that no key row can prove stays."""
+    A row that no key row can prove stays (R-MEND)."""
     mine, other = pair
     name = CHANGES + rows.U64.pack(100)
     mine.driver.put(name, b"x")

@@ -73,7 +73,7 @@ def other(row: bytes, chance: random.Random) -> bytes:
 @pytest.mark.parametrize("damage", [cut, longer, other])
 def test_a_damaged_row_is_an_error_or_its_decoded_leaf(damage: Callable[[bytes, random.Random], bytes]) -> None:
     """Beside good rows, a row that was cut, lengthened or changed in a byte gives the result of decoding it: an error
-    that names the key, or the leaf of the row that the bytes now encode; never a third result."""
+    that names the key, or the leaf of the row that the bytes now encode; never a third result (R-TREE)."""
     chance = random.Random(7)
     errors = 0
     for turn in range(600):

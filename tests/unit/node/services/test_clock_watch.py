@@ -79,7 +79,7 @@ class _From:
 
 async def test_every_node_learns_the_clocks_of_the_others() -> None:
     """With each heartbeat; a clock that is set meanwhile is seen with the next one. A node that does not answer, and
-    one of an earlier version, are not known, and hold up nothing."""
+    one of an earlier version, are not known, and hold up nothing (R-CLOCK)."""
     nodes = Nodes(a=0, b=30_000, c=-600_000)
     nodes.old = {"c"}
     watch = nodes.watches["a"]

@@ -97,7 +97,7 @@ async def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
 async def test_a_gap_is_closed_by_a_proof_of_its_offsets_alone() -> None:
     """The leader closes a gap if the proof covers its end, as it is now, in the partition's present history. A proof
     below the end, of another history, or of no offsets, as an earlier version's full-sync sends it with times alone,
-    closes nothing."""
+    closes nothing (R-PROOF)."""
 
     async with audited_node(QueueSettings("rt")) as queue_node:
         await queue_node.fetch(queue="rt", cluster=SINK, wait_ms=0)

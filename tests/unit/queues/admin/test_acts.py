@@ -116,7 +116,7 @@ async def test_a_queue_registered_at_run_time_begins_at_the_given_position_on_al
 
 async def test_the_gap_is_exactly_the_changes_published_while_suspended() -> None:
     """Changes that waited before the suspension are served. Changes during it are left out, counted, and in a gap that
-    survives a crash; later ones are served. Only a full-sync closes the gap."""
+    survives a crash; later ones are served. Only a full-sync closes the gap (R-GAP)."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -158,7 +158,8 @@ async def test_where_a_queue_includes_nothing_of_a_bucket_type_no_gap_begins(
     filter_: str, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No comparison of what the queue carries would ever close a gap there: neither a suspension of publishing over a
-    change of leaders, nor a clear or a release of more changes than are looked at, nor a wider cascade leaves one."""
+    change of leaders, nor a clear or a release of more changes than are looked at, nor a wider cascade leaves one
+    (R-GAP)."""
 
     monkeypatch.setattr(cursor_keeper, "SINCE_ROWS", 4)
     first = PARTITIONS[0]
@@ -316,7 +317,7 @@ async def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong:
 
 
 async def test_a_clear_drops_the_backlog_and_records_a_gap() -> None:
-    """After a clear no earlier change is served, a gap covers them, and later ones are served."""
+    """After a clear no earlier change is served, a gap covers them, and later ones are served (R-DECREE)."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -377,7 +378,7 @@ async def test_a_clear_of_an_unstarted_queue_covers_its_whole_backlog() -> None:
 
 
 async def test_a_released_queue_goes_to_another_cluster_from_the_given_position() -> None:
-    """The old owner cannot fetch at once or acknowledge any more; the new one begins at 0."""
+    """The old owner cannot fetch at once or acknowledge any more; the new one begins at 0 (R-DECREE)."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
@@ -592,7 +593,7 @@ async def test_references_lost_in_a_stop_are_counted_and_recorded() -> None:
 
 async def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> None:
     """The first ten of twenty changes without a fetch are served; the others are one gap, which survives a crash, and
-    later changes are served once there is room."""
+    later changes are served once there is room (R-GAP)."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=10, overflow="discard")) as queue_node:
         await settled(queue_node)
@@ -802,7 +803,7 @@ def put_into_bucket(queue_node: QueueNode, bucket: bytes, *names: bytes) -> None
 
 async def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passed_over() -> None:
     """Changes after the update are served. Changes that the old filter skipped below the cursor are in a gap on all
-    partitions, over a restart; a key there is explained as in the gap, not as acknowledged."""
+    partitions, over a restart; a key there is explained as in the gap, not as acknowledged (R-OFFER)."""
 
     async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         queue_node.put(b"a")
@@ -864,7 +865,7 @@ async def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() 
 
 async def test_a_later_command_does_not_hide_a_partition_that_missed_a_wider_filter() -> None:
     """A partition without a leader during the change executes the later clear and still records the gap; so does one
-    that missed two changes of which the second includes less than the first."""
+    that missed two changes of which the second includes less than the first (R-OFFER)."""
 
     async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         away = PARTITIONS[1]
@@ -883,7 +884,8 @@ async def test_a_later_command_does_not_hide_a_partition_that_missed_a_wider_fil
 
 
 async def test_a_new_leader_reads_a_changed_filter_first() -> None:
-    """If the partition has executed a newer command than the node knows, the leader does not use the old filter."""
+    """If the partition has executed a newer command than the node knows, the leader does not use the old filter
+    (R-OFFER)."""
 
     ensemble = MemoryEnsemble()
     queue_node = QueueNode(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"), ensemble=ensemble)

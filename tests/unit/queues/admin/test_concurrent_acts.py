@@ -134,7 +134,7 @@ async def test_definitions_are_followed_one_after_the_other() -> None:
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_clear_while_publishing_is_suspended_keeps_the_gap(waits: bool) -> None:
     """Changes left out meanwhile stay in the growing gap, from the first one on, whether the cursor has passed it or a
-    change waits below it; the changes that the clear gives up are a gap of their own."""
+    change waits below it; the changes that the clear gives up are a gap of their own (R-GAP)."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")

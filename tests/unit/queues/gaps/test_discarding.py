@@ -43,7 +43,7 @@ def test_changes_dropped_while_an_entry_is_pending_are_counted_once() -> None:
 
 async def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> None:
     """A full-sync closes an old gap while the CURSOR entry of a new one is being written: both entries have the whole
-    state of the queue, and the later one must keep the new gap, whichever it is."""
+    state of the queue, and the later one must keep the new gap, whichever it is (R-GAP)."""
 
     queue_node = QueueNode(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
     await queue_node.start()

@@ -47,8 +47,8 @@ async def assert_positions(queue_node: QueueNode, cluster: bytes) -> None:
 
 
 async def test_a_command_after_a_restore_is_applied_although_its_number_was_used() -> None:
-    """Commands that the metastore lost were executed; the next one is a new command, and every partition executes
-    it."""
+    """Commands that the metastore lost were executed; the next one is a new command, and every partition executes it
+    (R-DECREE)."""
 
     async with restorable_node() as (queue_node, restore):
         queue_node.put(b"a")

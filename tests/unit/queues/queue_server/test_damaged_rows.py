@@ -100,7 +100,7 @@ async def test_a_damaged_change_row_that_is_not_mended_is_a_gap_and_the_later_on
 ) -> None:
     """One row fails alone: it is a gap that names its offset and says why, over a restart, logged once, counted and a
     reason; every later change arrives, the cursor moves on, and the ledger closes. Mended afterwards it still is in the
-    gap, which full-sync closes."""
+    gap, which full-sync closes (R-MEND)."""
     async with audited_node(QueueSettings("q", object_limit_count=0)) as node:
         damaged = damage_rows(node, monkeypatch)
         node.put(b"before", b"damaged", b"behind")
@@ -175,7 +175,7 @@ async def test_an_object_that_cannot_be_read_is_a_gap_and_the_others_are_deliver
 ) -> None:
     """All other changes of the batch and those behind it arrive, the cursor moves on, and the one is in a gap that says
     why, over a restart. A damaged row is reported to be mended; a defect is counted and a finding. Once the object can
-    be read, the repair that a full-sync queues brings it."""
+    be read, the repair that a full-sync queues brings it (R-GAP)."""
     monkeypatch.setattr(unforeseen._limit, "due", lambda _subject: 0)
     async with audited_node(unserved()) as node:
         node.queues.damage_listener = reported = DamageReports()

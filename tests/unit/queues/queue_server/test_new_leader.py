@@ -24,7 +24,7 @@ P = PARTITIONS[0]
 
 async def test_a_soft_cursor_above_the_log_of_its_leader_hides_no_change() -> None:
     """A follower may know a cursor above the end of its own log. As the leader, it writes those offsets again: the new
-    entries there are offered, and the store no longer reports them as acknowledged."""
+    entries there are offered, and the store no longer reports them as acknowledged (R-SOFT)."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -51,8 +51,8 @@ def acknowledged(queue_node: QueueNode) -> tuple[int, int, int]:
 
 async def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader() -> None:
     """A replica that knows acknowledgements of the leader before a forced one may lead after it, under the same CURSOR
-    entry: other entries are at those offsets by then, and they are offered. Only acknowledgements from then on
-    count."""
+    entry: other entries are at those offsets by then, and they are offered. Only acknowledgements from then on count
+    (R-SOFT)."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b", b"c")
@@ -72,7 +72,7 @@ async def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader(
 
 async def test_a_leader_of_an_old_lineage_sends_no_cursor_of_the_next_one() -> None:
     """A leader learns of a forced successor from the record, which has the new lineage: the soft cursors that it sends
-    then have the lineage under which the changes were acknowledged."""
+    then have the lineage under which the changes were acknowledged (R-SOFT)."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b")

@@ -1,4 +1,5 @@
-"""One queue, partition or batch fails alone: whatever a step raises, nothing is lost, and the others go on."""
+"""One queue, partition or batch fails alone: whatever a step raises, nothing is lost, and the others go on
+(R-ALONE)."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def keys(items: list[Item]) -> list[bytes]:
 
 def test_a_hot_key_keeps_its_place_and_goes_once_with_its_newest_object() -> None:
     """A key that changes again while it waits is served in its old place, with the current object, and its newer rows
-    are skipped."""
+    are skipped (R-PLACE)."""
     fixture = QueueFixture()
     fixture.write(b"hot", time_ms=1)
     fixture.write(b"cold")
@@ -94,7 +94,7 @@ def test_a_hot_key_keeps_its_place_and_goes_once_with_its_newest_object() -> Non
 
 
 def test_a_hot_key_is_not_starved_by_its_own_changes() -> None:
-    """However often a key changes, it is in the next batch after the keys that waited before it."""
+    """However often a key changes, it is in the next batch after the keys that waited before it (R-PLACE)."""
     fixture = QueueFixture()
     for round_number in range(20):
         fixture.write(b"k%d" % round_number)
@@ -369,7 +369,7 @@ def test_a_batch_whose_answer_was_lost_comes_back_with_the_next_fetch_of_its_lin
 
 
 def test_another_cluster_or_owner_version_acknowledges_nothing() -> None:
-    """Acknowledgements count only from the owner under the version of the batch."""
+    """Acknowledgements count only from the owner under the version of the batch (R-OWNER)."""
     fixture = QueueFixture()
     fixture.write(b"a")
     batch, _ = fixture.take()

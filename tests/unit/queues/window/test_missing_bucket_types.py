@@ -34,7 +34,7 @@ def two_types(queue_node: QueueNode) -> None:
 async def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) -> None:
     """If it has more changes than the queue may hold, the others lose no place: its changes wait in the store, none is
     dropped, few are in memory, and the answer names the type and the time since which it waits. Once the sink has the
-    type all are served, also after a restart of the source."""
+    type all are served, also after a restart of the source (R-TYPE)."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=2 * HELD_BACK_ROWS, overflow=overflow)) as queue_node:
         two_types(queue_node)
@@ -70,7 +70,7 @@ async def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: s
 
 async def test_references_of_a_missing_type_leave_the_memory_once_the_sink_reports_it() -> None:
     """A sink that does not report its types gets all changes; once it reports that it lacks a type, that type's waiting
-    changes leave the memory as soon as none is under lease."""
+    changes leave the memory as soon as none is under lease (R-TYPE)."""
 
     async with audited_node() as queue_node:
         two_types(queue_node)
@@ -107,7 +107,7 @@ async def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself
 
 async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
     """Waiting bulk references are set aside when their turn comes, take no room, and return once the type exists; until
-    then new ones are refused with a reason."""
+    then new ones are refused with a reason (R-TYPE)."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=3)) as queue_node:
         two_types(queue_node)
@@ -135,7 +135,7 @@ async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
 async def test_changes_refused_and_not_stored_by_the_sink_are_a_gap() -> None:
     """Some changes of a batch are refused permanently and find no room among the sink's dead letters: they lie in a gap
     of their partition, with their times, over restarts. The others are acknowledged, and the ledger adds up. The record
-    of bulk references is in the metastore."""
+    of bulk references is in the metastore (R-TYPE)."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b", b"c")

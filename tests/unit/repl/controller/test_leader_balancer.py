@@ -337,7 +337,7 @@ class Look:
 
 async def test_a_node_that_gave_way_is_given_no_leadership_for_a_while() -> None:
     """It leads nothing, and the others could give it two partitions: it is left out for a minute, and the reason and
-    its end are shown; then it is asked for again."""
+    its end are shown; then it is asked for again (R-REACHED)."""
     look = Look()
     assert await look.until(0, 5_000) > 0
     look = Look()

@@ -93,7 +93,7 @@ def test_a_cancelled_move_goes_back_by_the_same_rule() -> None:
 
 def test_a_newcomer_that_is_replaced_counts_for_no_factor() -> None:
     """A factor is raised, and the newcomer is lost and replaced: until the change ends min-ISR is that of the smaller
-    factor, and the partition accepts writes with its old replicas."""
+    factor, and the partition accepts writes with its old replicas (I-FACTOR)."""
     one = replace(online(replicas=("n1",)), min_isr=2)
     raised = wanted(one, ("n1", "n2"), "x")
     elsewhere = wanted(raised, ("n1", "n3"), "x")
@@ -108,7 +108,7 @@ def test_a_newcomer_that_is_replaced_counts_for_no_factor() -> None:
 
 
 def test_a_leaving_newcomer_is_a_newcomer_again_when_reassigned() -> None:
-    """It must join the ISR before the change ends, and does not count for the factor before."""
+    """It must join the ISR before the change ends, and does not count for the factor before (I-FACTOR)."""
     one = replace(online(replicas=("n1",)), min_isr=2)
     raised = wanted(one, ("n1", "n2"), "x")
     for turned in (wanted(raised, ("n1",), "x"), wanted(raised, ("n1", "n3"), "x")):

@@ -33,7 +33,7 @@ def test_min_isr_is_clamped_to_one_and_to_the_replication_factor(
 
 
 def test_a_member_that_leaves_below_min_isr_stays_electable() -> None:
-    """The last replica in sync is not alone in the guard (H9)."""
+    """The last replica in sync is not alone in the guard (H9, R-ELR)."""
     record = a_record(replicas=("a", "b", "c"), isr=frozenset({A, B, C}), min_isr=2)
     first = drop_members(record, frozenset({C}))
     assert (first.isr, first.elr) == ({A, B}, frozenset())

@@ -118,7 +118,7 @@ def checks_without_contact(*, unlinked: bool, reached: frozenset[str]) -> tuple[
 
 def test_a_leader_that_its_followers_cannot_dial_does_not_wait_for_them_as_for_dead_ones() -> None:
     """It has dialled one of them, so that one lives, and none has dialled it: it gives way after the short limit, to
-    one that it reaches. Where it reaches none, or one is connected, it takes the long one."""
+    one that it reaches. Where it reaches none, or one is connected, it takes the long one (R-REACHED)."""
     count, way = checks_without_contact(unlinked=True, reached=frozenset({"n3"}))
     assert (count, way.to) == (GIVE_WAY_CHECKS, OTHERS[1])
     assert gave_way(way.record) == NODE

@@ -1,5 +1,5 @@
 """R-RF: newcomers join and leaving replicas are removed, by the leader alone and after all remaining members have
-confirmed."""
+confirmed (H21)."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def table_of(epochs: list[int]):
 
 @given(st.lists(st.integers(1, 6), max_size=12).map(sorted), st.integers(0, 12))
 def test_epoch_tables_agree_with_a_scan(epochs: list[int], cut: int) -> None:
-    """A table gives each entry's epoch; truncated, it is the shorter log's; clipped, right from start - 1 on."""
+    """A table gives each entry's epoch; truncated, it is the shorter log's; clipped, right from start - 1 on (H2)."""
     table = table_of(epochs)
     cut = min(cut, len(epochs))
     assert [epoch_at(table, offset) for offset in range(len(epochs))] == epochs
@@ -223,7 +223,7 @@ def test_epoch_tables_agree_with_a_scan(epochs: list[int], cut: int) -> None:
 
 @given(st.lists(st.integers(1, 4), max_size=8).map(sorted), st.lists(st.integers(1, 4), max_size=8).map(sorted))
 def test_common_end_is_never_beyond_where_the_logs_differ(left: list[int], right: list[int]) -> None:
-    """Two logs agree, entry by entry, on all below the common end of their tables; equal logs agree entirely."""
+    """Two logs agree, entry by entry, on all below the common end of their tables; equal logs agree entirely (H2)."""
     end = common_end(table_of(left), len(left), table_of(right), len(right))
     assert left[:end] == right[:end]
     assert common_end(table_of(left), len(left), table_of(left), len(left)) == len(left)

@@ -39,7 +39,8 @@ def opened(disk: MemoryDisk, **options: object) -> tuple[FileLog, Listener]:
 
 
 def test_an_emptied_partition_keeps_its_end_and_epoch() -> None:
-    """When all entries of a partition are trimmed, its LEO and last epoch are still known, also after a restart."""
+    """When all entries of a partition are trimmed, its LEO and last epoch are still known, also after a restart
+    (R-TRIM)."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     fill(log, listener, 1, 4, 2)
@@ -136,7 +137,8 @@ def test_pins_cost_twice_the_limit_and_no_more_goes_for_it() -> None:
 
 
 def test_entries_cut_by_a_truncation_do_not_move_the_start() -> None:
-    """A file whose entries were dropped by a later truncation goes without moving the start above the new ones."""
+    """A file whose entries were dropped by a later truncation goes without moving the start above the new ones
+    (R-TRIM)."""
     disk = MemoryDisk()
     log, listener = opened(disk, file_bytes=300)
     fill(log, listener, 0, 1, 2)

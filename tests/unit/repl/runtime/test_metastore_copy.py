@@ -161,7 +161,8 @@ async def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted
 
 async def test_adopted_partition_ids_are_never_given_again() -> None:
     """R-DOT: the counter of partition ids is far above all that the copy and the directory know, since bucket types may
-    have been made after the copy. Without records the counter is left: `default` is made again under its old ids."""
+    have been made after the copy. Without records the counter is left: `default` is made again under its old ids
+    (H41)."""
 
     async with started_metastore() as metastore:
         copy = await copied()

@@ -1,4 +1,4 @@
-"""The ends of a node's replication streams, with fake links, log and replicas."""
+"""The ends of a node's replication streams, with fake links, log and replicas (R-STREAM)."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_round_ends_with_its_last_stream() -> None:
 
 def test_a_bug_amid_a_group_stops_its_replica_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that raises while a group is received, or acknowledged, is stopped, and its run is named as left; the
-    other runs of the group are appended and acknowledged."""
+    other runs of the group are appended and acknowledged (R-ALONE)."""
     node = FakeNode()
 
     def bad(*_arguments: object) -> int:

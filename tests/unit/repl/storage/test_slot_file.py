@@ -54,7 +54,8 @@ def test_a_slot_that_could_not_be_written_is_written_later(
 
 @pytest.mark.parametrize("number", sorted({errno.EIO, *SHORTAGES}), ids=lambda number: errno.errorcode[number])
 def test_a_sync_that_finds_a_shortage_is_no_fault(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The value before is kept, and the next write brings all of the slot to disk again; a broken disk is final."""
+    """The value before is kept, and the next write brings all of the slot to disk again; a broken disk is final
+    (R-SHORT)."""
     slots = SlotFile(tmp_path, "value")
     for value in ("a", "b", "c"):
         slots.write(value)

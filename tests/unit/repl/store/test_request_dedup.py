@@ -1,4 +1,4 @@
-"""The window of remembered requests, tested in isolation."""
+"""The window of remembered requests, tested in isolation (H40)."""
 
 from __future__ import annotations
 

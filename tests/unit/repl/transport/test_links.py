@@ -274,7 +274,7 @@ def test_a_dial_that_is_refused_is_reported_at_once(loop: str) -> None:
 
 
 def test_a_dial_without_an_answer_is_not_refused(loop: str) -> None:
-    """A frozen process, or one behind a network that swallows everything, is not reported."""
+    """A frozen process, or one behind a network that swallows everything, is not reported (R-SUSPECT)."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:

@@ -593,7 +593,7 @@ async def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(
 async def test_the_reaper_waits_for_no_key_that_only_the_other_side_has_newer(tmp_path: Path) -> None:
     """One-way, and the sink has more keys of its own than a check names: its clocks contain our tombstones where they
     are newer, so no tombstone waits for it. A key that the sink lacks, and one that a check could not name because more
-    was lacking, hold their tombstone up."""
+    was lacking, hold their tombstone up (R-UPTODATE)."""
 
     fixture = SchedulerFixture(tmp_path, WEST)
     checker, key = fixture.checkers["west"], Key(b"default", b"b", b"k")

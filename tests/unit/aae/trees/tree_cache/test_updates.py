@@ -95,7 +95,8 @@ def ready(fixture: TreeFixture) -> bool:
 @pytest.mark.virtual_time(False)  # changes come while a thread builds
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, seed: int) -> None:
-    """After every applied batch of overwrites and new keys, and beside builds that begin at any time."""
+    """After every applied batch of overwrites and new keys, and beside builds that begin at any time (R-TREE,
+    I-TREE)."""
     chance = random.Random(seed)
 
     async with opened(tmp_path) as fixture:
@@ -121,7 +122,7 @@ async def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Pa
 
 async def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: Path) -> None:
     """A tree from a snapshot that is ahead of the reports is not used before these have arrived, and no change counts
-    twice."""
+    twice (R-TREE)."""
 
     async with opened(tmp_path) as fixture:
         chance = random.Random(1)

@@ -135,7 +135,7 @@ async def kill(node: FakeNode) -> None:
 @pytest.mark.parametrize("victim", ["n1", "n2"])
 async def test_a_killed_node_is_replaced_though_its_session_lives(victim: str) -> None:
     """This includes the controller: another node gets the claim, and all partitions of the dead node get other leaders,
-    while the metastore still has its session. The log has one line about it."""
+    while the metastore still has its session. The log has one line about it (R-SUSPECT)."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(lambda: cluster.online() and cluster.leads()[victim])
@@ -181,7 +181,7 @@ async def test_a_controller_whose_registration_was_ended_lets_another_decide() -
 
 async def test_a_controller_that_reaches_no_other_node_lets_another_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller reaches the metastore, so its session and its claim live, but candidates could not report to it.
-    While it is cut off it leaves the claim to others; if no node takes it, it becomes active again."""
+    While it is cut off it leaves the claim to others; if no node takes it, it becomes active again (R-CONTACT)."""
     monkeypatch.setattr(controller, "POLL_MS", 2_000)
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

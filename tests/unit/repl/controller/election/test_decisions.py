@@ -251,7 +251,7 @@ def test_offline_ends_as_soon_as_an_eligible_member_is_back() -> None:
 
 
 def test_a_promotion_of_exactly_this_epoch_session_and_log_brings_the_partition_online() -> None:
-    """A promotion of an older epoch, another session, or another log id does not count."""
+    """A promotion of an older epoch, another session, or another log id does not count (R-FENCE)."""
     for wrong in ((6, "b", 102, 2), (7, "b", 101, 2), (7, "b", 102, 22), (7, "a", 102, 2)):
         assert isinstance(elect(found("b", 102), ALL, 10, 0, {wrong}), WaitUntil)
     record = written(elect(found("b", 102), ALL, 10, 0, {(7, "b", 102, 2)}))
@@ -261,7 +261,8 @@ def test_a_promotion_of_exactly_this_epoch_session_and_log_brings_the_partition_
 
 
 def test_online_keeps_lost_members_eligible_while_too_few_are_in_sync() -> None:
-    """The new ISR has the live members with the same log; below min-ISR the rest of the guard becomes the ELR."""
+    """The new ISR has the live members with the same log; below min-ISR the rest of the guard becomes the ELR (R-ELR,
+    H9)."""
     promoted = {(7, "b", 102, 2)}
     two = written(elect(found("b", 102), without("a"), 10, 0, promoted))
     assert (two.isr, two.elr) == ({B, C}, frozenset())
@@ -483,7 +484,7 @@ def test_a_candidate_with_a_log_that_the_record_does_not_mean_is_not_brought_onl
 
 def test_a_node_that_cannot_be_dialled_is_nominated_only_where_no_other_can_be() -> None:
     """It would lead without followers; neither the longest log nor a preference outweighs that, since safety does not
-    rest on the ranking (H12)."""
+    rest on the ranking (H12, R-REACHED)."""
     reported = {"a": (6, 100), "b": (6, 90), "c": (6, 80)}
     for record in (in_election(), in_election(preferred="a")):
         chosen = elect(record, ALL, 0, 0, (), reported=reported, unreached=frozenset({"a"}))

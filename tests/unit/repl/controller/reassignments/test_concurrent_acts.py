@@ -1,4 +1,4 @@
-"""Operators' orders about placements and options, with lost answers and concurrent commands."""
+"""Operators' orders about placements and options, with lost answers and concurrent commands (R-ORDER)."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ async def test_an_order_outlives_the_node_that_carried_it_out() -> None:
 
 async def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_is_cancelled() -> None:
     """The write that begins the move arrives after its order went to the history as cancelled: otherwise the change
-    would be made without an order."""
+    would be made without an order (R-ORDER)."""
 
     async with running(DefaultType(partition_count=1, factor=3, min_isr=2, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)

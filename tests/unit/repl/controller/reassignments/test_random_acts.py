@@ -1,4 +1,4 @@
-"""Placement commands by several operators at once, with lost and late writes, and the invariants afterwards.
+"""Placement commands by several operators at once, with lost and late writes, and the invariants afterwards (R-ORDER).
 
 The rules and the metastore's are the real ones; a fake leader completes any change whose newcomers live. All delays
 come from the seed, in virtual time, so a seed always gives the same run. For a longer run: `STORIES=500 pytest

@@ -1,4 +1,5 @@
-"""One item fails alone: an exception that nobody foresaw, at any point of a batch, ends one write, push or read."""
+"""One item fails alone: an exception that nobody foresaw, at any point of a batch, ends one write, push or read
+(R-ALONE)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tombstones are reaped when their time has come and nothing needs them; the status shows why others wait."""
+"""Tombstones are reaped when their time has come and nothing needs them; the status shows why others wait (R-REAP)."""
 
 from __future__ import annotations
 

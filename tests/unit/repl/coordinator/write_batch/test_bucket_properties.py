@@ -86,7 +86,7 @@ async def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as
 @pytest.mark.parametrize("together", [True, False])
 async def test_a_push_whose_merge_keeps_nothing_is_a_write_of_the_newest(properties: Properties, together: bool):
     """Each clock covers the only dot of the other object: the newer value is stored under a dot of this cluster, which
-    is sent back. Innocent pushes and writes of the same turn are answered as ever."""
+    is sent back. Innocent pushes and writes of the same turn are answered as ever (R-KEEP)."""
 
     def one(dot: tuple[bytes, int], modified_ms: int) -> Sibling:
         return Sibling(dot, modified_ms, False, b"v%d" % modified_ms, b"text/plain")

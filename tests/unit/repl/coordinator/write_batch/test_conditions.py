@@ -42,7 +42,7 @@ async def stored_values(c: Cluster) -> list[bytes]:
 
 @pytest.mark.parametrize("hold", [False, True], ids=["applied", "pending"])
 async def test_of_two_racing_conditional_writes_one_wins(hold: bool) -> None:
-    """Exactly one of many writers that require a new key succeeds, at the leader and through forwarding."""
+    """Exactly one of many writers that require a new key succeeds, at the leader and through forwarding (R-COND)."""
 
     async with cluster() as c:
         c.runtimes["n1"].hold = hold
@@ -215,7 +215,7 @@ async def test_a_change_after_the_second_of_unmodified_since_refuses() -> None:
 
 async def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
     """A refusal reveals the key's state, so it needs the confirmation of a committed read: a replaced leader cannot
-    give it."""
+    give it (R-COND)."""
 
     async with cluster() as c:
         await c.coordinators["n1"].write(write_request(b"1", None))
@@ -237,7 +237,8 @@ async def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
 @pytest.mark.parametrize("pending", [False, True], ids=["unconfirmed", "pending"])
 async def test_a_refusal_without_confirmation_in_time_is_an_unknown_outcome(pending: bool) -> None:
     """A leader without contact does not know whether it still leads, nor whether the state that it compared with is
-    final: after the client's time it must not answer with the refusal. It does know that nothing was written."""
+    final: after the client's time it must not answer with the refusal. It does know that nothing was written
+    (R-COND)."""
 
     async with cluster(request_timeout_ms=300) as c:
         runtime = c.runtimes["n1"]

@@ -10,7 +10,7 @@ from tests.support.replica_group import ReplicaGroup
 
 def test_unconfirmed_reads_are_bounded() -> None:
     """A leader that is cut off holds at most READS_MAX reads and refuses more, for any duration. When it reaches the
-    others again, all held reads are served, and as many are accepted again."""
+    others again, all held reads are served, and as many are accepted again (R-READ)."""
     group = ReplicaGroup()
     leader = group.elect("n1")
     group.isolated = {"n2", "n3"}

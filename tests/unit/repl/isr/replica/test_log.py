@@ -1,4 +1,4 @@
-"""The leader's log: refused, committed and applied entries."""
+"""The leader's log: refused, committed and applied entries (R-COMMIT)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_batches_may_follow_each_other_before_anything_is_durable() -> None:
     ],
 )
 def test_a_batch_for_another_epoch_or_place_is_fenced(epoch: int, entries: tuple[object, ...]) -> None:
-    """Only a batch made in this epoch for exactly the log's end is appended; others have no effect."""
+    """Only a batch made in this epoch for exactly the log's end is appended; others have no effect (R-FENCE)."""
     replica = a_serving_leader()
     assert replica.step(ev.Append(epoch, entries), 0) == [fx.AppendRefused("fenced", len(entries))]  # type: ignore[arg-type]
     assert replica.leo == 21

@@ -51,7 +51,7 @@ def test_nothing_is_applied_before_a_silent_member_is_out_of_the_record() -> Non
 
 def test_a_member_that_was_too_slow_returns_after_its_pause_when_it_has_caught_up() -> None:
     """It leaves after the limit, receives entries once it is back, and is in sync again after the back-off of five
-    seconds."""
+    seconds (H17)."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     group.elect("n1")
     group.isolated = {"n3"}
@@ -92,7 +92,7 @@ def test_below_min_isr_the_members_that_left_stay_electable_and_nothing_is_commi
 
 def test_a_follower_drops_what_a_new_leader_does_not_have() -> None:
     """R-TRUNC: entries of the old leader that no other replica has are dropped, the common prefix stays, and the new
-    leader's entries follow."""
+    leader's entries follow (H1, H2, H3)."""
     group = ReplicaGroup()
     group.elect("n1")
     group.append(2)
@@ -111,7 +111,7 @@ def test_a_follower_drops_what_a_new_leader_does_not_have() -> None:
 
 
 def test_a_leader_that_lacks_what_is_committed_here_is_not_followed() -> None:
-    """I-TRUNC-SAFE: this replica stays unchanged, with the reason committed-divergence."""
+    """I-TRUNC-SAFE: this replica stays unchanged, with the reason committed-divergence (R-TRUNC, H1, H2, H3)."""
     group = ReplicaGroup()
     group.elect("n1")
     group.append(3)
@@ -169,7 +169,7 @@ def test_replayed_entries_are_applied_without_a_commit_message() -> None:
 
 
 def test_a_late_answer_to_an_older_follow_request_changes_nothing() -> None:
-    """R-NONCE: a late reply to an older request does not truncate entries acknowledged since."""
+    """R-NONCE: a late reply to an older request does not truncate entries acknowledged since (H5)."""
     group = ReplicaGroup()
     group.elect("n1")
     follower = group.replicas["n2"]
@@ -208,7 +208,7 @@ def test_committed_reads_ask_the_whole_guard() -> None:
 
 
 def test_a_silent_member_is_replaced_by_a_synced_read_of_the_record() -> None:
-    """A synced read that shows the version unchanged replaces the answer of a silent member."""
+    """A synced read that shows the version unchanged replaces the answer of a silent member (R-READ)."""
     group = ReplicaGroup()
     group.elect("n1")
     group.isolated = {"n3"}

@@ -1,4 +1,4 @@
-"""Resignation and conditional writes: drain, one write at a time, repeated verbatim until decided."""
+"""Resignation and conditional writes: drain, one write at a time, repeated verbatim until decided (R-AMBIG, H14)."""
 
 from __future__ import annotations
 

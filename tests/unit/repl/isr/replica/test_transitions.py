@@ -33,7 +33,7 @@ from tests.support.replica_builders import (
 
 
 def test_nothing_is_done_in_an_epoch_before_it_is_durable() -> None:
-    """A nomination only requests that the epoch be stored; the barrier follows EpochPersisted."""
+    """A nomination only requests that the epoch be stored; the barrier follows EpochPersisted (H27)."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     assert replica.step(ev.RecordSeen(nominated()), 0) == [fx.PersistEpoch(5, ME)]
@@ -109,7 +109,7 @@ def test_a_leader_that_becomes_ready_while_handing_over_notifies_listeners() -> 
 
 
 def test_leadership_of_an_earlier_session_is_never_resumed() -> None:
-    """A record that names this node in another session does not make it leader (H11)."""
+    """A record that names this node in another session does not make it leader (H11, R-INC)."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC + 1), 0)
     assert replica.step(ev.RecordSeen(online(epoch=4)), 0) == [fx.PersistEpoch(4, ME)]

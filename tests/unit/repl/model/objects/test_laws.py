@@ -114,7 +114,7 @@ def test_any_order_and_repetition_of_pushes_gives_the_same_object(seed: int) -> 
 
 @given(clocks, clocks, clocks)
 def test_clock_merge_is_a_semilattice(a: Clock, b: Clock, c: Clock) -> None:
-    """Clock merge is commutative, associative, idempotent, and descends both of its parts."""
+    """Clock merge is commutative, associative, idempotent, and descends both of its parts (H42)."""
     assert vclock.merge(a, b) == vclock.merge(b, a)
     assert vclock.merge(a, vclock.merge(b, c)) == vclock.merge(vclock.merge(a, b), c)
     assert vclock.merge(a, a) == a
@@ -167,7 +167,7 @@ def test_a_write_without_context_over_a_value_makes_a_sibling() -> None:
 
 
 def test_counters_pack_epoch_and_offset_in_log_order() -> None:
-    """R-DOT: counters rise in log order, hold both numbers, and fit 64 bits."""
+    """R-DOT: counters rise in log order, hold both numbers, and fit 64 bits (H41)."""
     pairs = [(1, 0), (1, vclock.MAX_OFFSET), (2, 0), (vclock.MAX_EPOCH, vclock.MAX_OFFSET)]
     packed = [vclock.pack_counter(*pair) for pair in pairs]
     assert packed == sorted(packed)

@@ -38,7 +38,7 @@ def failing(step: str, error: OSError, after: int = 0) -> Callable[[str], OSErro
 
 @pytest.mark.parametrize("step", ["dsync", "write", "allocate", "create", "fsync", "rename", "sync directory"])
 def test_the_first_failure_ends_the_log(step: str) -> None:
-    """One failed write or sync is reported once, nothing of it is reported as durable, and nothing is retried."""
+    """One failed write or sync is reported once, nothing of it is reported as durable, and nothing is retried (H34)."""
     disk = MemoryDisk()
     log = open_log(disk)
     listener = Listener(log)
@@ -100,8 +100,8 @@ def test_a_disk_that_fills_all_the_same_refuses_with_advice() -> None:
 
 
 def test_after_a_failed_sync_the_next_process_writes_the_bytes_again() -> None:
-    """Bytes that a failed sync left only in the page cache are on disk before recovery counts them as part of the
-    log."""
+    """Bytes that a failed sync left only in the page cache are on disk before recovery counts them as part of the log
+    (H34)."""
     disk = MemoryDisk()
     log = open_log(disk)
     listener = Listener(log)
@@ -125,7 +125,7 @@ def test_after_a_failed_sync_the_next_process_writes_the_bytes_again() -> None:
 
 def test_the_reserve_refuses_before_the_disk_is_full() -> None:
     """Below the reserve there is no room for new entries, though the disk still has space; `append` refuses at half of
-    it."""
+    it (H38)."""
     disk = MemoryDisk()
     disk.free = 5000
     log = open_log(disk, reserve_bytes=4000)
@@ -142,7 +142,7 @@ def test_the_reserve_refuses_before_the_disk_is_full() -> None:
 
 def test_barriers_may_use_the_whole_reserve() -> None:
     """With less than half of the reserve left a change is refused and a barrier is not; a lack of space for barriers is
-    known beforehand."""
+    known beforehand (H38)."""
     disk = MemoryDisk()
     disk.free = BARRIERS_BYTES + 1000
     log = open_log(disk, reserve_bytes=4 * BARRIERS_BYTES)
@@ -329,7 +329,7 @@ def test_a_mark_follows_the_last_batch_of_a_busy_time(monkeypatch: pytest.Monkey
 
 
 def test_a_foreign_log_is_refused() -> None:
-    """Another cluster's log, and one of a later format, are refused and left as they are."""
+    """Another cluster's log, and one of a later format, are refused and left as they are (H33)."""
     disk = MemoryDisk()
     open_log(disk).close()
     before = bytes(disk.files["0000000000000001.log"].cached)

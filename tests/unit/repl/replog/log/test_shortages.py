@@ -48,7 +48,8 @@ def test_a_file_that_cannot_be_created_is_created_later(
     step: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was accepted is durable in the file before; new writes are refused with the reason, barriers are not; once
-    the shortage is over, the next file begins and writes are accepted. Nothing is lost by a crash in between."""
+    the shortage is over, the next file begins and writes are accepted. Nothing is lost by a crash in between
+    (R-SHORT)."""
     monkeypatch.setattr(writer_module, "ROLL_AGAIN_S", 0.01)
     disk = MemoryDisk()
     log = open_log(disk)
@@ -103,7 +104,7 @@ def test_a_shortage_in_the_middle_of_a_write_or_sync_is_waited_out(
 ) -> None:
     """Half of a write is there, or a sync fails and the kernel drops what it was to bring to disk: the log refuses
     writes and barriers with the reason, reads go on, and a crash loses nothing that was durable. Once the shortage is
-    over, everything that was accepted is written, once, and on disk, and the log takes writes again."""
+    over, everything that was accepted is written, once, and on disk, and the log takes writes again (R-SHORT)."""
     monkeypatch.setattr(writer_module, "ROLL_AGAIN_S", 0.01)
     monkeypatch.setattr(writer_module, "WRITE_AGAIN_S", 0.01)
     monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 0.01)
@@ -222,7 +223,7 @@ def test_a_log_that_cannot_remove_what_it_has_trimmed_removes_it_later(
 ])  # fmt: skip
 def test_inodes_have_a_reserve_as_bytes_have(inodes: int | None, writes: bool, barriers: bool) -> None:
     """Below it writes are refused, below half of it barriers, too; more inodes end that. A file system without a limit
-    is never short."""
+    is never short (H38)."""
     disk = MemoryDisk()
     log = open_log(disk)
     listener = Listener(log)

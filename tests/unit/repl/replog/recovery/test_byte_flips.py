@@ -1,4 +1,4 @@
-"""One byte of the log is changed, each in turn: durable entries are either there or reported as damaged."""
+"""One byte of the log is changed, each in turn: durable entries are either there or reported as damaged (H35)."""
 
 from __future__ import annotations
 

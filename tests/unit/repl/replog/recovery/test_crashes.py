@@ -1,4 +1,4 @@
-"""The log is stopped at every write, sync, rename and unlink, and recovered from the remaining bytes."""
+"""The log is stopped at every write, sync, rename and unlink, and recovered from the remaining bytes (H37)."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_the_history_creates_truncates_trims_and_copies() -> None:
 @pytest.mark.parametrize("how", ["killed", "killed in a write", "power lost", "power lost, parts on disk"])
 def test_a_crash_anywhere_keeps_durable_entries_and_invents_none(how: str) -> None:
     """After a stop at any step, every reported entry is at its offset, and there is no entry that was not appended;
-    entries that the next process reports survive the following power loss."""
+    entries that the next process reports survive the following power loss (R-FSYNC)."""
     stop_at = 0
     while True:
         stop_at += 1

@@ -74,8 +74,8 @@ def history_of(said: list[dict[str, Any]]) -> History:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("syscall", SYSCALLS)
 def test_killed_at_any_system_call_it_keeps_what_was_durable(syscall: str, tmp_path: Path) -> None:
-    """After a kill at any system call, every reported entry is found again, and there is no entry that was not
-    appended."""
+    """After a kill at any system call, every reported entry is found again, and there is no entry that was not appended
+    (R-FSYNC)."""
     assert shutil.which("strace"), "this test needs strace: apt-get install strace"
     ended = False
     nth = 0

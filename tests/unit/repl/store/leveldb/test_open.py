@@ -43,7 +43,7 @@ def single_line_error(error: pytest.ExceptionInfo[LocalFault], directory: Path) 
 
 
 def test_a_store_of_another_cluster_is_refused(memory_directory: Path) -> None:
-    """The wrong cluster's uuid gives WrongIdentity and leaves the store as it was."""
+    """The wrong cluster's uuid gives WrongIdentity and leaves the store as it was (H33)."""
     history = filled(memory_directory / "store")
     with pytest.raises(WrongIdentity) as error:
         open_store(memory_directory / "store", cluster_uuid=b"\xee" * 16)

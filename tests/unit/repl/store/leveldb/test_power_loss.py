@@ -1,6 +1,6 @@
-"""A power loss loses nothing that the log cannot restore, and the store knows where to replay from. The entries stay in
-the test, as they would in the log; after each loss they are written again from the floors, and every row must equal
-that of a store without a loss."""
+"""A power loss loses nothing that the log cannot restore, and the store knows where to replay from (H36). The entries
+stay in the test, as they would in the log; after each loss they are written again from the floors, and every row must
+equal that of a store without a loss."""
 
 from __future__ import annotations
 

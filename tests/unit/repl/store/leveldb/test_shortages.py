@@ -47,7 +47,7 @@ def write_until_short(store: LevelStore, history: History) -> tuple[int, Any]:
 
 def test_a_write_that_needs_a_file_is_written_once_one_can_be_created(memory_directory: Path) -> None:
     """Nothing of the batch is written, the store says what it waits for, and the same batch is written later: the rows
-    are whole, also for the next process."""
+    are whole, also for the next process (R-SHORT)."""
     history = history_of_large_values()
     store = open_store(memory_directory / "store", write_buffer_bytes=65_536)
     with no_descriptor_left():
@@ -189,7 +189,8 @@ def test_leveldb_is_opened_again_after_a_shortage_in_its_own_work(
 ) -> None:
     """LevelDB repeats the error of a write or of its background work at each write: the store says what is short, reads
     go on, and once the disk takes files it closes LevelDB, opens it again, and writes the batch that waited, and one
-    that was prepared. All rows are there, for a snapshot of before they are refused, and for the next process."""
+    that was prepared. All rows are there, for a snapshot of before they are refused, and for the next process
+    (R-SHORT)."""
     opener, disk, history = Opener(), ShortDisk(), history_of_large_values()
     opener.torn = torn
     store = store_on(opener, memory_directory, disk)
@@ -237,7 +238,7 @@ def test_leveldb_is_opened_again_after_a_shortage_in_its_own_work(
 
 
 def test_leveldb_is_opened_again_beside_its_readers(memory_directory: Path) -> None:
-    """Threads that read while it is closed get a row, or StorageShort, and nothing crashes."""
+    """Threads that read while it is closed get a row, or StorageShort, and nothing crashes (R-SHORT)."""
     opener, history = Opener(), history_of_large_values()
     store = store_on(opener, memory_directory)
     store.write([history.step(0, 20)])
@@ -367,7 +368,7 @@ def test_only_a_log_that_was_never_made_proves_that_nothing_was_written(
     tmp_path: Path, message: str, short: str
 ) -> None:
     """000003.log exists, so the error is of a write into it, which may have left half a record; errors of tables and
-    manifests are of LevelDB's background work, and last until it is opened again."""
+    manifests are of LevelDB's background work, and last until it is opened again (R-SHORT)."""
     (tmp_path / "000003.log").touch()
     assert creation_shortage(message.format(tmp_path)) == short
 
@@ -427,7 +428,7 @@ class ShortDisk(Disk):
 @pytest.mark.parametrize("number", sorted(NO_DESCRIPTORS))
 @pytest.mark.parametrize("fails", ["sync", "directory", "slot"])
 def test_a_checkpoint_that_cannot_begin_is_made_later(fails: str, number: int, memory_directory: Path) -> None:
-    """The floors stay, writes go on, and the next checkpoint syncs everything again."""
+    """The floors stay, writes go on, and the next checkpoint syncs everything again (R-SHORT)."""
     disk = ShortDisk()
     store = open_store(memory_directory / "store", disk=disk)
     history = history_of_large_values()
@@ -449,7 +450,7 @@ def test_a_checkpoint_that_cannot_begin_is_made_later(fails: str, number: int, m
 @pytest.mark.parametrize("fails", ["sync", "directory"])
 def test_a_sync_that_failed_is_never_tried_again(fails: str, number: int, memory_directory: Path) -> None:
     """H34: a later one would prove nothing. After a shortage LevelDB is opened again, so that its tables have the rows;
-    a broken disk is final."""
+    a broken disk is final (R-SHORT)."""
     disk, opener = ShortDisk(), Opener()
     store = store_on(opener, memory_directory, disk)
     history = history_of_large_values()
@@ -471,7 +472,7 @@ def test_a_sync_that_failed_is_never_tried_again(fails: str, number: int, memory
 
 def test_rows_that_a_failed_sync_has_lost_are_noticed(memory_directory: Path) -> None:
     """The kernel may have dropped pages that it could not write: a store that is opened again without these rows has
-    failed, and its floors stay below them."""
+    failed, and its floors stay below them (R-SHORT)."""
     disk, opener = ShortDisk(), Opener()
     store = store_on(opener, memory_directory, disk)
     history = history_of_large_values()

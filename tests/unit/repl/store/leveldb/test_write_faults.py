@@ -75,7 +75,7 @@ class FailingDisk(Disk):
 @pytest.mark.parametrize("refuses", ["sync", "slot"])
 def test_a_failed_checkpoint_is_never_tried_again(refuses: str, memory_directory: Path) -> None:
     """After a failed sync the pages may be marked clean although they are lost: the store refuses writes, keeps its old
-    floors, and leaves no clean marker, so that it replays after a reboot."""
+    floors, and leaves no clean marker, so that it replays after a reboot (H34)."""
     disk = FailingDisk()
     store = open_store(memory_directory / "store", disk=disk)
     history = History()

@@ -1,4 +1,4 @@
-"""The order, shares and rates of written messages, without a socket."""
+"""The order, shares and rates of written messages, without a socket (H45)."""
 
 from __future__ import annotations
 
