@@ -1,4 +1,4 @@
-"""Codec of the messages between replicas. Pure; bytes are described in `docs/wire.md`.
+"""Codec of the messages between replicas. Pure; bytes are described in `docs/formats.md`.
 
 A message is one flat msgpack list: partition, kind, its fields in the order of `repl.isr.messages`. Entries travel as
 the bytes that their leader encoded (`Entry.wire`), concatenated behind their lengths, and are decoded here; an epoch

@@ -1,4 +1,4 @@
-"""Frames between the nodes of one cluster: headers, checksums, pieces. Pure; bytes are described in `docs/wire.md`.
+"""Frames between the nodes of one cluster: headers, checksums, pieces. Pure; bytes are described in `docs/formats.md`.
 
 A frame is a header of 16 bytes and a body. Longer bodies are cut into pieces, each a frame of its own, so that other
 lanes get their turn in between; within a lane the pieces follow each other without gaps. Every size is checked before

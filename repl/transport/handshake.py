@@ -1,4 +1,4 @@
-"""Handshake of a connection: the first frame each way, and refusals. Pure; bytes are described in `docs/wire.md`.
+"""Handshake of a connection: the first frame each way, and refusals. Pure; bytes are described in `docs/formats.md`.
 
 The dialling node sends who it is and which node it expects; the other side accepts, or refuses with one sentence. Both
 check the cluster's uuid and both names, since an address may meanwhile belong to another node or cluster
