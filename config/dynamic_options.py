@@ -19,7 +19,7 @@ MIN_ISR: Final = "replication.min.isr"
 MAX_TIME_LAG: Final = "replication.max.time.lag.millis"
 MAX_RECORD_LAG: Final = "replication.max.record.lag"
 MAX_NEAR_SYNC_LAG: Final = "replication.max.near.sync.message.lag"
-FAR_ROUNDS: Final = "replication.far.horizon.min.transfer.rounds"
+MIN_TRANSFER_ROUNDS: Final = "replication.far.horizon.min.transfer.rounds"
 CATCH_UP_RATE: Final = "replication.catch.up.rate"
 READ_ISOLATION: Final = "read.isolation.default"
 ELECTION_ASK: Final = "election.ask.millis"
@@ -154,7 +154,7 @@ _TABLE: Final = (
         setting="max_near_sync_message_lag_count",
     ),
     Option(
-        FAR_ROUNDS,
+        MIN_TRANSFER_ROUNDS,
         2,
         "rounds",
         "Least number of transfer rounds of a far-horizon catch-up before the follower tries the log again. More "

@@ -352,7 +352,7 @@ class TreeCache:
                 cached.offset = one.applied
             if not one.whole:
                 cached.tree = None
-                cached.reason = "far: rows are still to come, or are written again after a power loss"
+                cached.reason = "transfer: rows are still to come, or are written again after a power loss"
             elif cached.tree is None:
                 if not cached.reason or now_ms >= cached.retry_at_ms or partition in self._requested:
                     due.append((False, partition))

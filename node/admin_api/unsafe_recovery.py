@@ -185,7 +185,9 @@ class UnsafeRecoveryAdmin:
             else:
                 failed = row.role == ReplicaRole.FAILED
                 reach = row.log_epoch, row.leo
-                copies.append(ReplicaReport(node, row.epoch, *reach, row.hw, row.applied, row.gen, row.far, failed))
+                copies.append(
+                    ReplicaReport(node, row.epoch, *reach, row.hw, row.applied, row.gen, row.transfers, failed)
+                )
         return copies, silent
 
     def _plan(

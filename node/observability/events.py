@@ -25,7 +25,7 @@ KINDS: Final[Mapping[str, str]] = {
     "controller": "election",
     "balancing": "election",
     "isr": "replica",
-    "far": "replica",
+    "transfer": "replica",
     "attaching": "replica",
     "clearing": "replica",
     "identity": "replica",
@@ -50,7 +50,14 @@ KINDS: Final[Mapping[str, str]] = {
 """First part of an event's name -> kind."""
 
 QUIET: Final = frozenset(
-    ("trees.built", "transport.dial.failed", "fullsync.skipped", "queue.made", "far.takes", "far.round_begins")
+    (
+        "trees.built",
+        "transport.dial.failed",
+        "fullsync.skipped",
+        "queue.made",
+        "transfer.takes",
+        "transfer.round_begins",
+    )
 )
 """Events of these kinds that are no news to an operator, or come by the hundred."""
 

@@ -56,7 +56,7 @@ class NodeReplicas(LocalReplicas, StreamReplicas):
         """See LocalReplicas."""
         found = self._runtime.partitions.get(partition)
         record = None if found is None else found.replica.record
-        if found is None or record is None or found.replica.far_position is not None:
+        if found is None or record is None or found.replica.transfer_position is not None:
             return []
         names, own = {member.node for member in record.isr}, self._runtime.node
         leader = record.leader.node if record.leader else ""
@@ -101,7 +101,7 @@ class NodeReplicas(LocalReplicas, StreamReplicas):
         )
 
     def _is_whole(self, found: Partition) -> bool:
-        return found.replica.far_position is None and not self._store.lacks_rows(found.id)
+        return found.replica.transfer_position is None and not self._store.lacks_rows(found.id)
 
 
 def _range(found: Partition) -> LedPartition:

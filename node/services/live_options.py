@@ -17,11 +17,11 @@ from isthmus.config.dynamic_options import (
     ELECTION_BACK_OFF_MIN,
     ELECTION_RESPONSE_MAX,
     ELECTION_RESPONSE_MIN,
-    FAR_ROUNDS,
     MAX_NEAR_SYNC_LAG,
     MAX_RECORD_LAG,
     MAX_TIME_LAG,
     MIN_ISR,
+    MIN_TRANSFER_ROUNDS,
     OPTIONS,
     READ_ISOLATION,
     Value,
@@ -120,7 +120,7 @@ class EffectiveOptions:
             max_time_lag_ms=number(MAX_TIME_LAG),
             max_record_lag=number(MAX_RECORD_LAG),
             max_near_sync_message_lag=number(MAX_NEAR_SYNC_LAG),
-            far_min_transfer_rounds=number(FAR_ROUNDS),
+            min_transfer_rounds=number(MIN_TRANSFER_ROUNDS),
         )
 
     def attach(self, controller: Controller, runtime: Runtime, coordinator: Coordinator, links: ClusterLinks) -> None:

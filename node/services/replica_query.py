@@ -43,7 +43,7 @@ class ReplicaFacts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     """The last epoch in its log."""
     changing: Reason = ""
     """Only of a leader: the condition for which a reassignment of the partition waits."""
-    far: bool = False
+    transfers: bool = msgspec.field(default=False, name="far")
     """It receives a state transfer (docs/protocol.md R-FAR)."""
     out: dict[str, Reason] = {}
     """Only of a leader: node -> why its replica left the ISR and when it may return. Nodes of earlier versions do not
@@ -79,7 +79,7 @@ def facts_of(replica: Replica, reason: str, now_ms: int) -> ReplicaFacts:
         reason=reason[:REASON_MAX],
         log_epoch=last_epoch(replica.epoch_table),
         changing=replica.reassigning[:REASON_MAX],
-        far=replica.far_position is not None,
+        transfers=replica.transfer_position is not None,
         out={node: why[:REASON_MAX] for node, why in replica.why_out(now_ms).items()},
     )
 

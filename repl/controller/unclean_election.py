@@ -29,8 +29,8 @@ ATTEMPTS_MAX: Final = 8
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """A replica as its node reports it: the highest epoch that it knows, its log's last epoch and end, what it knows to
-    be committed, what it has applied, its log id. `far`: it receives rows (R-FAR), and the rest of its log does not
-    count. `failed`: it takes part in nothing."""
+    be committed, what it has applied, its log id. `transfers`: it receives rows (R-FAR), and the rest of its log does
+    not count. `failed`: it takes part in nothing."""
 
     node: str
     epoch: int
@@ -39,14 +39,14 @@ class ReplicaReport:
     hw: int
     applied: int
     log_id: int
-    far: bool = False
+    transfers: bool = False
     failed: bool = False
 
     @property
     def reach(self) -> tuple[int, int]:
         """The order of copies: a log with a higher last epoch holds all that was committed before; of logs with the
         same last epoch the shorter is a prefix of the longer (H12)."""
-        return (0, 0) if self.far else (self.log_epoch, self.leo)
+        return (0, 0) if self.transfers else (self.log_epoch, self.leo)
 
     @property
     def committed(self) -> int:
@@ -56,7 +56,7 @@ class ReplicaReport:
 
 def most_complete(copies: Iterable[ReplicaReport]) -> ReplicaReport:
     """The copy that lacks least; of equals the one that knows most to be committed, then by name."""
-    return max(copies, key=lambda copy: (not copy.far, copy.reach, copy.committed, copy.node))
+    return max(copies, key=lambda copy: (not copy.transfers, copy.reach, copy.committed, copy.node))
 
 
 def data_loss(chosen: ReplicaReport, copies: Collection[ReplicaReport], silent: Collection[str]) -> list[str]:
@@ -146,7 +146,7 @@ def disqualification(registration: Registration | None, partition: int, copy: Re
     registered = registration.log_id_of(partition)
     if registered != copy.log_id:
         return f"{copy.node} has not registered its copy yet: gen {copy.log_id}, not {registered}"
-    if copy.far:
+    if copy.transfers:
         return f"the copy of {copy.node} is in a state transfer, and not complete: it would not become a candidate"
     if copy.failed:
         return f"the copy of {copy.node} takes part in nothing until its process is started again: do that first"

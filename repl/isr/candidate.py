@@ -57,7 +57,7 @@ def objection(state: ReplicaState) -> str | None:
     if state.log_regressed:
         return "regressed: this log holds less than it acknowledged; it waits for another gen"
     if state.transfer is not None:
-        return f"far: rows are here up to {state.transfer.position} only; a leader must send the others"
+        return f"transfer: rows are here up to {state.transfer.position} only; a leader must send the others"
     if state.disk_full:
         return "out-of-storage: not even a barrier can be written: the node's other replicas say what is short"
     if progress.applied > progress.leo:

@@ -91,7 +91,7 @@ class Replica:
         durable: int,
         log_start: int = 0,
         nonce_base: int = 0,
-        far: ev.TransferStored | None = None,
+        transfer: ev.TransferStored | None = None,
         committed: int = 0,
         epoch_owner: Incarnation | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class Replica:
             highest_epoch=epoch_seen,
             epoch_owner=epoch_owner,
             nonce=nonce_base,
-            transfer=None if far is None else StateTransfer(far.position, far.epoch, far.whole),
+            transfer=None if transfer is None else StateTransfer(transfer.position, transfer.epoch, transfer.whole),
         )
         self._role_state: RoleState = Idle()
         self._leader: Leader | None = None
@@ -227,7 +227,7 @@ class Replica:
         return why_reassigning(self._leader, self._state) if self._leader is not None else ""
 
     @property
-    def far_position(self) -> int | None:
+    def transfer_position(self) -> int | None:
         """The offset below which a copy under state transfer has rows; None without a transfer."""
         transfer = self._state.transfer
         return None if transfer is None else transfer.position

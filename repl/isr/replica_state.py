@@ -28,7 +28,7 @@ class ReplicaOptions:
     max_time_lag_ms: int = 3_000
     max_record_lag: int = 10_000
     max_near_sync_message_lag: int = 20_000
-    far_min_transfer_rounds: int = 2
+    min_transfer_rounds: int = 2
 
 
 @dataclass(slots=True)

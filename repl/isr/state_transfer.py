@@ -1,4 +1,4 @@
-"""State transfer (far-horizon catch-up), the rules of both sides: store rows instead of log entries.
+"""State transfer, the rules of both sides: store rows instead of log entries.
 
 A follower requests rows when its leader's log no longer reaches back to it, or when its own log or store is lost. It
 requests one chunk at a time, in the order of the keys' latest changes (docs/protocol.md R-FAR):
@@ -25,7 +25,7 @@ from isthmus.repl.isr.membership import too_few_in_sync
 from isthmus.repl.isr.messages import FollowRejection, TransferMetadata, TransferRequest, TransferRows
 from isthmus.repl.isr.replica_state import ReplicaState, StateTransfer
 
-FAR_ROUNDS_MAX: Final = 8
+TRANSFER_ROUNDS_MAX: Final = 8
 """After so many rounds, a follower that the log reaches follows from the log, however far behind it is: each round only
 sends what changed during the one before."""
 
@@ -108,8 +108,8 @@ def log_rejection(electable: bool, common: int, rounds: int, state: ReplicaState
     if electable:
         return FollowRejection.REGRESSED if common < state.log_start else None
     options = state.options
-    behind = state.progress.leo - common > options.max_near_sync_message_lag and rounds < FAR_ROUNDS_MAX
-    another_round = 0 < rounds < options.far_min_transfer_rounds
+    behind = state.progress.leo - common > options.max_near_sync_message_lag and rounds < TRANSFER_ROUNDS_MAX
+    another_round = 0 < rounds < options.min_transfer_rounds
     prefers_rows = (behind or another_round) and not too_few_in_sync(state.known_record)
     return FollowRejection.BEYOND_LOG if common < state.log_start or prefers_rows else None
 
@@ -148,15 +148,15 @@ def progress_text(transfer: StateTransfer, leader: str, rounds: int) -> str:
     """How far the transfer is: "code: sentence"."""
     if transfer.round_end <= transfer.position or not transfer.round_end:
         what = "prepares its copy" if transfer.busy else f"has the rows below {transfer.position}, asks for more"
-        return f"far: {what}; round {rounds + 1} from {leader}"
+        return f"transfer: {what}; round {rounds + 1} from {leader}"
     position, end = transfer.position, transfer.round_end
     percent = 100 * position // end
-    return f"far: round {rounds + 1} from {leader}: has the rows below {position} of {end} ({percent} %)"
+    return f"transfer: round {rounds + 1} from {leader}: has the rows below {position} of {end} ({percent} %)"
 
 
 def why_rows(leader: str, state: ReplicaState) -> str:
     """Why the leader's log does not serve this follower, and after a round, which options to raise."""
-    near, least = state.options.max_near_sync_message_lag, state.options.far_min_transfer_rounds
+    near, least = state.options.max_near_sync_message_lag, state.options.min_transfer_rounds
     rounds = state.transfer_rounds
     if 0 < rounds < least:
         return f"round {rounds + 1} of at least {least} (replication.far.horizon.min.transfer.rounds)"

@@ -103,7 +103,7 @@ def _replica_samples(partitions: Collection[Partition]) -> list[Sample]:
     samples += [
         ("isthmus_partitions_ready", {}, sum(r.ready for r in replicas)),
         ("isthmus_partitions_following", {}, sum(r.following for r in replicas)),
-        ("isthmus_partitions_far", {}, sum(r.far_position is not None for r in replicas)),
+        ("isthmus_partitions_far", {}, sum(r.transfer_position is not None for r in replicas)),
         ("isthmus_partitions_rolled_back", {}, sum(r.reason.startswith(ROLLED_BACK) for r in replicas)),
     ]
     led = led_records(partitions)

@@ -119,7 +119,7 @@ class Partition:
         reason = self.disk_trouble or self.replica.reason
         if self.deletion_note:
             return f"{reason}; {self.deletion_note}"
-        if self.transfer_note and self.replica.far_position is not None:
+        if self.transfer_note and self.replica.transfer_position is not None:
             return f"{reason}; {self.transfer_note}"
         return reason
 

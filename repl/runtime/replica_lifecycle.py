@@ -118,7 +118,7 @@ class ReplicaOpener:
             durable=leo,
             log_start=log_start,
             nonce_base=self._nonce_base,
-            far=transfer,
+            transfer=transfer,
             committed=0 if transfer is not None else self._committed(partition, leo),
         )
         if transfer is None and self._store.needs_replay():

@@ -404,7 +404,7 @@ class Runtime:
                 continue
             if restarted:
                 self.feed_at(partition, ev.Truncated(truncations[partition_id]), now_ms)
-            if partition.replica.far_position is None:
+            if partition.replica.transfer_position is None:
                 self.feed_at(partition, ev.Persisted(end), now_ms)
         self._streams.durable()
         self._ticks.arm()

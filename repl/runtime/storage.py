@@ -228,7 +228,7 @@ class Storage:
         )
 
     async def _between_batches(self, partition: Partition, change: Callable[[], bool]) -> bool:
-        if partition.replica.far_position is not None or partition.id in self.mending:
+        if partition.replica.transfer_position is not None or partition.id in self.mending:
             return False
         done: Future[bool] = Future()
         done.set_running_or_notify_cancel()  # the change is made even if the caller is cancelled

@@ -66,7 +66,7 @@ class TransferReceiver:
         self._time = time
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self._pool = ThreadPoolExecutor(TAKE_THREADS, thread_name_prefix="far-take")
+        self._pool = ThreadPoolExecutor(TAKE_THREADS, thread_name_prefix="transfer-take")
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._restarts: dict[int, asyncio.Future[None]] = {}
         """Partition -> done when its log is durable at the round's end."""
@@ -110,7 +110,7 @@ class TransferReceiver:
         ):
             await asyncio.sleep(DRAIN_POLL_S)
         applied = partition.replica.applied
-        log.warning("far.begins", partition=partition.id, applied=applied, empty=empty, again=again, reason=reason)
+        log.warning("transfer.begins", partition=partition.id, applied=applied, empty=empty, again=again, reason=reason)
         partition.transfer_note = ""
         self._reasons[partition.id] = f"; {reason}" if again else ""
         mark = await self._loop.run_in_executor(
@@ -125,7 +125,7 @@ class TransferReceiver:
         try:
             await self._install(partition, b"", self._store.transfers.install_rows, partition.id, rows, upto, epoch)
         except DamagedRow as error:
-            log.error("far.own_row_unreadable", partition=partition.id, error=str(error))
+            log.error("transfer.own_row_unreadable", partition=partition.id, error=str(error))
             await self._begin(partition, True, f"a row here cannot be read: {error}", again=True)
 
     async def _install(
@@ -141,7 +141,7 @@ class TransferReceiver:
     async def _refuse(self, partition: Partition, error: IsthmusError) -> None:
         """A chunk arrived damaged: nothing of it was installed, and the core requests it again."""
         self.chunks_refused += 1
-        log.error("far.chunk_refused", partition=partition.id, error=str(error))
+        log.error("transfer.chunk_refused", partition=partition.id, error=str(error))
         await asyncio.sleep(REFUSED_PAUSE_S)
         self._stored(partition, self._store.transfers.marks()[partition.id], b"")
 
@@ -167,7 +167,7 @@ class TransferReceiver:
         self._reasons.pop(partition.id, None)
         progress = self._progress.pop(partition.id, None)
         chunks, size = (progress.chunks, progress.bytes) if progress else (0, 0)
-        log.warning("far.round_ends", partition=partition.id, applied=effect.end, chunks=chunks, bytes=size)
+        log.warning("transfer.round_ends", partition=partition.id, applied=effect.end, chunks=chunks, bytes=size)
         self._events.dispatch(partition, ev.TransferFinished(effect.end, effect.table))
 
     def log_restarted(self, partition: int) -> bool:
@@ -186,7 +186,7 @@ class TransferReceiver:
         now_ms = self._time.now_ms()
         progress = self._progress.get(partition.id)
         if progress is None:
-            progress = self._progress[partition.id] = _Progress(now_ms, partition.replica.far_position or 0)
+            progress = self._progress[partition.id] = _Progress(now_ms, partition.replica.transfer_position or 0)
         progress.chunks += 1
         progress.bytes += len(rows)
         self.bytes_taken += len(rows)
@@ -201,7 +201,7 @@ class TransferReceiver:
         )
         if now_ms - progress.logged_ms >= PROGRESS_LOG_MS:
             progress.logged_ms = now_ms
-            log.info("far.takes", partition=partition.id, progress=partition.reason)
+            log.info("transfer.takes", partition=partition.id, progress=partition.reason)
 
     def busy(self, partition: int) -> bool:
         """See InFlightWork."""

@@ -92,7 +92,7 @@ class TransferSender:
         self._time = time
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="far")
+        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="transfer")
         self._rounds: dict[tuple[int, str], _Round] = {}
         self.rounds_begun = 0
         self.rows_sent = 0
@@ -135,12 +135,12 @@ class TransferSender:
                         with suppress(Corruption):  # reported when it is requested
                             await self._loop.run_in_executor(self._pool, self._read_ahead, round_, chunk.upto)
         except StorageShort as error:  # as if the answer had been lost: the follower asks again
-            log.warning("far.short", partition=partition.id, peer=to, error=str(error))
+            log.warning("transfer.short", partition=partition.id, peer=to, error=str(error))
             round_.drop_snapshot()  # the store may have been opened again
         except (LocalFault, OSError) as error:
             self._events.fail(error)
         except Exception as bug:  # as if the answer had been lost
-            unforeseen.exception("far.send_bug", bug, partition=partition.id, peer=to)
+            unforeseen.exception("transfer.send_bug", bug, partition=partition.id, peer=to)
             round_.drop_snapshot()
         finally:
             round_.task = None
@@ -148,7 +148,7 @@ class TransferSender:
     async def _unreadable(self, partition: int, to: str, round_: _Round, error: Corruption) -> None:
         """Report the row and pause; a new snapshot then has the row as it was mended."""
         self.rows_unreadable += 1
-        log.error("far.row_unreadable", partition=partition, peer=to, error=str(error))
+        log.error("transfer.row_unreadable", partition=partition, peer=to, error=str(error))
         round_.drop_snapshot()
         self.damage_listener.on_damaged_row(partition, error.segment if isinstance(error, DamagedRow) else None)
         await asyncio.sleep(UNREADABLE_PAUSE_S)
@@ -171,7 +171,7 @@ class TransferSender:
             round_.sent_all, round_.ahead = False, None
             round_.end = snapshot.end.offset
             self.rounds_begun += 1
-            log.info("far.round_begins", partition=partition, position=request.position, end=round_.end)
+            log.info("transfer.round_begins", partition=partition, position=request.position, end=round_.end)
         if request.end == snapshot.end.offset == request.position and not other:
             return snapshot.state(request.after, CHUNK_BYTES)
         ahead, round_.ahead = round_.ahead, None
@@ -229,7 +229,7 @@ class TransferSender:
             if round_.task is None and (silent or not partition.leads or (view is not None and view.in_sync)):
                 if silent:
                     log.warning(
-                        "far.pin_dropped",
+                        "transfer.pin_dropped",
                         partition=key[0],
                         peer=key[1],
                         advice="where followers are merely slow, raise the option replication.catch.up.rate",

@@ -91,7 +91,7 @@ async def test_options_reach_replicas_reads_and_connections_of_every_node(
             return len(replicas) == 6 and {r.options.max_time_lag_ms for r in replicas} == {lag_ms}
 
         await eventually(lambda: everywhere(1_234))
-        assert {p.replica.options.far_min_transfer_rounds for p in t.members["n3"].runtime.partitions.values()} == {5}
+        assert {p.replica.options.min_transfer_rounds for p in t.members["n3"].runtime.partitions.values()} == {5}
         await eventually(lambda: {cap._rate for _, cap in there.values()} == {64_000})
         await eventually(
             lambda: all(

@@ -463,7 +463,7 @@ async def test_entries_and_rows_for_one_follower_fail_alone(logged: list[Any]) -
     await TransferReceiver._perform(taker, partition, fx.BeginTransfer(True, "far behind", False))
     assert events.quarantined == [3]
     assert events.fatal == []
-    assert {line["event"] for line in logged if "exc_info" in line} == {"outbox.bug", "far.send_bug"}
+    assert {line["event"] for line in logged if "exc_info" in line} == {"outbox.bug", "transfer.send_bug"}
 
 
 @pytest.mark.virtual_time

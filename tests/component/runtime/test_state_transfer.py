@@ -141,7 +141,7 @@ async def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(
         back = await t.open(away.node)
         await same_everywhere(t)
         assert back.runtime.replog.start_of(0) > end
-        assert back.partition().replica.far_position is None
+        assert back.partition().replica.transfer_position is None
         assert back.runtime._transfer_receiver.rounds >= 1
 
 
@@ -159,10 +159,10 @@ async def test_a_follower_that_the_log_is_trimmed_under_takes_rows(
         fill(full)
         await trimmed_beyond(leader, full.partition().replica.leo)
         begins_at = full.partition().replica.leo
-        await eventually(lambda: full.partition().replica.far_position is not None)
+        await eventually(lambda: full.partition().replica.transfer_position is not None)
         refused = full.runtime._disk_full.refused_count
         await eventually(lambda: full.runtime._disk_full.refused_count > refused)
-        assert full.partition().replica.far_position == begins_at, "rows need room, too"
+        assert full.partition().replica.transfer_position == begins_at, "rows need room, too"
         full.disk.free = None
         full.runtime.replog.has_space(0)
         await same_everywhere(t)
@@ -236,7 +236,7 @@ async def test_a_transfer_that_is_cut_anywhere_goes_on(
                 await t.kill(taker.node)
                 member = await t.open(taker.node)
         await same_everywhere(t)
-        assert member.partition().replica.far_position is None
+        assert member.partition().replica.transfer_position is None
 
 
 async def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
@@ -318,14 +318,14 @@ async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(
         for _ in range(2):
             back = await t.open(away.node)
             await eventually(
-                lambda: back in t.followers(1) and back.partition().replica.far_position is not None  # noqa: B023
+                lambda: back in t.followers(1) and back.partition().replica.transfer_position is not None  # noqa: B023
             )
             for name in islice(other, 300):
                 await put(await t.led(1), name, b"y" * 400)
             leo = (await t.led(1)).partition(1).replica.leo
             await eventually(lambda: back.partition(1).replica.applied >= leo)  # noqa: B023
             await eventually(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
-            assert back.partition().replica.far_position is not None
+            assert back.partition().replica.transfer_position is not None
             await t.kill(away.node)
         t.network.lost = lambda _sender, _to, _partition, _message: False
         await t.open(away.node)
@@ -351,7 +351,7 @@ async def test_a_lost_store_is_refilled_from_the_leader(tmp_path: Path, start_cl
         assert back.runtime.store.object(0, b"b", b"fill-1") is not None
 
 
-@pytest.mark.logs_errors("far.chunk_refused")
+@pytest.mark.logs_errors("transfer.chunk_refused")
 async def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,11 +418,11 @@ async def test_a_replica_with_an_unreadable_row_is_complete_in_the_end(
         with capture_logs() as logs:
             back = await t.open(away.node)
             await same_everywhere(t)
-        unreadable = [one["error"] for one in logs if one["event"] == "far.own_row_unreadable"]
+        unreadable = [one["error"] for one in logs if one["event"] == "transfer.own_row_unreadable"]
         assert len(unreadable) == change_too
         assert all("names no bucket" in error for error in unreadable)
         assert back.runtime._transfer_receiver.chunks_refused == 0
-        again = [one["reason"] for one in logs if one["event"] == "far.begins" and one["again"]]
+        again = [one["reason"] for one in logs if one["event"] == "transfer.begins" and one["again"]]
         assert any("a row here cannot be read" in reason for reason in again) == change_too
 
 
@@ -451,7 +451,7 @@ async def test_the_reason_of_a_repeated_state_transfer_is_shown(tmp_path: Path, 
         assert any("; round 2 of at least 2" in said for said in shown), "why it takes rows once more is shown"
 
 
-@pytest.mark.logs_errors("far.row_unreadable")
+@pytest.mark.logs_errors("transfer.row_unreadable")
 async def test_a_row_that_the_leader_cannot_give_does_not_end_it(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

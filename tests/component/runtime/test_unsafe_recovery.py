@@ -242,7 +242,7 @@ async def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_c
         status, refused = await ask(t, member, "/admin/partitions/0/force-leader", {"node": last})
         assert (status, "in a state transfer" in refused["text"]) == (409, True)
         assert member.controller.records[0].lineage == before.lineage
-    far = ReplicaReport("n1", 3, 3, 1_000, 900, 900, 7, far=True)
+    far = ReplicaReport("n1", 3, 3, 1_000, 900, 900, 7, transfers=True)
     whole = ReplicaReport("n2", 2, 2, 10, 10, 10, 8)
     assert most_complete([far, whole]) == whole
 

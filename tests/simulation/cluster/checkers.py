@@ -250,7 +250,7 @@ class Checkers:
         elif replica.high_watermark != self._hws[key]:
             self.declared.hw_moved(process, partition, replica)
             self._check_hw(process, partition, replica)
-        far = replica.far_position is not None
+        far = replica.transfer_position is not None
         if type(event) is ev.WriteRefused and event.current.version == event.base_version:
             self._refused_versions[key] = event.base_version
         for effect in effects:
@@ -398,7 +398,7 @@ class Checkers:
         """Cheap checks of the directory that the process holds."""
         history = self.declared.judge(process.node, partition) if self.declared.acts else self.history(partition)
         disk = process.node.disk
-        if replica.far_position is None:
+        if replica.transfer_position is None:
             invariants.apply_order(
                 history,
                 disk.logs[partition].start,
@@ -425,7 +425,7 @@ class Checkers:
         if member in guard(self.simulation.metastore.records[partition]) and not self.beyond_promise:
             kept = log.read(log.start, self.kept(log)) if self.kept(log) > log.start else ()
             invariants.guard_complete(history, log.start, kept)
-        if not process.log.truncates(partition) and replica.far_position is None:
+        if not process.log.truncates(partition) and replica.transfer_position is None:
             table = tuple(row for row in replica.epoch_table if row[1] < log.end)
             invariants.table_derived(table, log.start, log.entries)
 

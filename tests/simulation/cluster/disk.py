@@ -164,7 +164,7 @@ class SimStore:
         self.target = 0
         self.target_epoch = 0
         """Epoch of the entry just below the target."""
-        self.far: TransferStored | None = None
+        self.transfer: TransferStored | None = None
         self.reaped = -1
         """Offset of the last REAP entry."""
         self.beyond: dict[int, Entry] = {}
@@ -179,7 +179,7 @@ class SimStore:
     def write(self, entries: Sequence[Entry]) -> None:
         """Apply entries that follow the applied ones."""
         assert entries[0].offset == self.applied
-        assert self.far is None
+        assert self.transfer is None
         self.history.extend(entries)
         self.latest = effect_of(entries, self.latest)
         self._written_over(entries)
@@ -196,8 +196,8 @@ class SimStore:
     def power_loss(self, rng: Random) -> None:
         """Rows above the floor may be missing, whatever the applied offset is, and may be there, whatever the log
         holds; a replica in transfer loses all."""
-        if self.far is not None:
-            self.begin_far(empty=True)
+        if self.transfer is not None:
+            self.begin_transfer(empty=True)
             return
         found = rng.randint(self.floor, self.applied)
         if found > self.target:
@@ -207,32 +207,32 @@ class SimStore:
         self.latest = effect_of(self.history)
         self.reaped = last_reap(self.history)
 
-    def begin_far(self, *, empty: bool) -> None:
+    def begin_transfer(self, *, empty: bool) -> None:
         """Mark it, durably; where rows may be missing, all go."""
         if empty or self.target:
             self.latest = {}
             self.beyond = {}
             self.history = []
         position = len(self.history)
-        self.far = TransferStored(position, self.history[-1].epoch if position else 0, True)
+        self.transfer = TransferStored(position, self.history[-1].epoch if position else 0, True)
         self.history = []
         self.floor = self.target = 0
 
     def install(self, entries: Sequence[Entry], upto: int, epoch: int) -> None:
         """Rows of another store: each key's latest change of [position, upto)."""
-        assert self.far is not None
-        whole = self.far.whole and not entries and upto == self.far.position
-        assert all(self.far.position <= entry.offset < upto for entry in entries)
+        assert self.transfer is not None
+        whole = self.transfer.whole and not entries and upto == self.transfer.position
+        assert all(self.transfer.position <= entry.offset < upto for entry in entries)
         self.latest = effect_of(entries, self.latest)
         self._written_over(entries)
-        self.far = TransferStored(upto, epoch, whole)
+        self.transfer = TransferStored(upto, epoch, whole)
 
     def finish_far(self, committed: Sequence[Entry]) -> None:
         """The rows become the effect of all these entries."""
         self.history = list(committed)
         self.reaped = last_reap(committed)
         self.floor = len(committed)
-        self.far = None
+        self.transfer = None
 
 
 class Disk:

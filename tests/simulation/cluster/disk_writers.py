@@ -154,7 +154,7 @@ class LogWriter(Writer):
         for partition, job in batch:
             told = facts.setdefault(partition, [])
             if isinstance(job, Start):
-                self.simulation.after(0, self.process.far.log_restarted, partition)
+                self.simulation.after(0, self.process.transfers.log_restarted, partition)
             elif isinstance(job, int):
                 told.append(ev.Truncated(job))
             else:

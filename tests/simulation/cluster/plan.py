@@ -142,7 +142,7 @@ class Plan:
                 max_time_lag_ms=rng.choice((400, 800, 1_500)),
                 max_record_lag=record_lag,
                 max_near_sync_message_lag=rng.choice((100_000, 100_000, 2 * WINDOW_ENTRIES)),
-                far_min_transfer_rounds=rng.choice((1, 2, 3)),
+                min_transfer_rounds=rng.choice((1, 2, 3)),
             ),
         )
 

@@ -50,7 +50,7 @@ class Process:
         self.session = Session(self)
         self.log = LogWriter(self)
         self.store = StoreWriter(self)
-        self.far = StateTransfers(self)
+        self.transfers = StateTransfers(self)
         self.copies = ReplicaManager(self)
         self.links: set[str] = set()
         """Nodes with an established connection, as far as this process can know."""
@@ -110,10 +110,10 @@ class Process:
             durable=log.end if simulation.plan.asynchronous else log.synced,
             log_start=log.start,
             nonce_base=self.nonce_base(),
-            far=self.far.found(store),
-            committed=0 if store.far is not None else min(disk.committed(partition), log.end),
+            transfer=self.transfers.found(store),
+            committed=0 if store.transfer is not None else min(disk.committed(partition), log.end),
         )
-        if store.far is None and store.target > store.applied:
+        if store.transfer is None and store.target > store.applied:
             self.replicas[partition].step(ev.RowsMissing(store.target_epoch, store.target), simulation.now_ms)
         self.replicas[partition].step(ev.NodesReached(frozenset(self.links)), simulation.now_ms)
         self._untold_trims.discard(partition)
@@ -288,7 +288,7 @@ class Process:
                 | fx.FinishTransfer()
                 | fx.SendTransferChunk()
             ):
-                self.far.perform(partition, effect)
+                self.transfers.perform(partition, effect)
             case fx.LeadershipReady() | fx.AppendRefused():
                 pass
             case _:
@@ -448,12 +448,12 @@ class Process:
             store = self.node.disk.stores[partition]
             if plan.asynchronous:
                 self.node.disk.logs[partition].sync()  # floors must not be above the synced log
-            if not store.target and store.far is None:
+            if not store.target and store.transfer is None:
                 store.floor = store.applied
             log = self.node.disk.logs[partition]
             if rng.random() < plan.trims:
                 limit = self.simulation.trim_limit(partition)
-                pin = self.far.pin(partition)
+                pin = self.transfers.pin(partition)
                 limit = limit if pin is None else min(limit, pin)
                 to = min(store.floor, log.synced, limit, rng.randint(log.start, log.end))
                 if to > log.start:

@@ -109,7 +109,7 @@ class SoftStoreWriter(StoreWriter):
     def write_soft(self, partition: int) -> None:
         """Write the soft cursors that wait."""
         soft, store = self.soft.pop(partition, {}), self.disk.stores.get(partition)
-        if soft and isinstance(store, RowStore) and store.far is None:
+        if soft and isinstance(store, RowStore) and store.transfer is None:
             store.rows.write([PartitionStep(P, (), soft)])
 
     def flush(self) -> None:
@@ -175,7 +175,7 @@ class QueueProcess(Process):
 
     def __init__(self, simulation: QueueSimulation, node: Node, number: int) -> None:
         super().__init__(simulation, node, number)
-        self.far = RowStateTransfers(self)
+        self.transfers = RowStateTransfers(self)
         self.store = SoftStoreWriter(self)
         self.loop = SimLoop(self)
         self.rows: Any = ProcessStore(self)

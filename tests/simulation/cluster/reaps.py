@@ -72,14 +72,14 @@ class RowStore(SimStore):
 
     def power_loss(self, rng: Any) -> None:
         super().power_loss(rng)
-        if self.far is None:
+        if self.transfer is None:
             self.rows = MemoryStore()
             if self.history:
                 self.rows.write([PartitionStep(P, self.history)])
 
-    def begin_far(self, *, empty: bool) -> None:
+    def begin_transfer(self, *, empty: bool) -> None:
         lossy = empty or bool(self.target)
-        super().begin_far(empty=empty)
+        super().begin_transfer(empty=empty)
         self.rows.transfers.begin(P, empty=lossy)
 
     def install(self, entries: Sequence[Entry], upto: int, epoch: int) -> None:
@@ -149,7 +149,7 @@ class RowProcess(Process):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.far = RowStateTransfers(self)
+        self.transfers = RowStateTransfers(self)
         self.refused_pushes = ReapedPushes()
         self._repeated: dict[tuple[int, bytes, int], int] = {}
         """(partition, request id, the offset that its answer waits for) -> offset of the entry by which it took

@@ -42,9 +42,9 @@ class ReplicaManager:
             self.simulation.after(process.store.disk_ms(1, 40), self._delete, partition)
         for partition in process.node.partitions:
             named = process.node.name in self.simulation.metastore.records[partition].replicas
-            if disk.stores[partition].target and not named and disk.stores[partition].far is None:
+            if disk.stores[partition].target and not named and disk.stores[partition].transfer is None:
                 self.simulation.counts["removed_copy_emptied"] += 1
-                disk.stores[partition].begin_far(empty=True)
+                disk.stores[partition].begin_transfer(empty=True)
 
     def seen(self, record: PartitionRecord) -> None:
         """A record reached this process: decide whether a replica is needed, or no longer."""
@@ -107,13 +107,13 @@ class ReplicaManager:
         replica, store = process.replicas[partition], process.node.disk.stores[partition]
         in_log = replica.durable < replica.leo or process.log.asked(partition)
         # Rows under transfer take no entries: unapplied entries are never applied.
-        unapplied = replica.applied < replica.high_watermark and not store.far
-        in_store = unapplied or process.far.busy(partition) or process.store.asked(partition)
+        unapplied = replica.applied < replica.high_watermark and not store.transfer
+        in_store = unapplied or process.transfers.busy(partition) or process.store.asked(partition)
         return (
             replica.role is ReplicaRole.IDLE
             and not in_log
             and not in_store
-            and (store.far or store.applied >= replica.high_watermark)
+            and (store.transfer or store.applied >= replica.high_watermark)
         )
 
     def _read(self, record: PartitionRecord) -> None:

@@ -117,7 +117,7 @@ class RollbackSimulation(ClusterSimulation):
             replica.high_watermark,
             replica.applied,
             node.disk.log_ids[partition],
-            replica.far_position is not None,
+            replica.transfer_position is not None,
         )
 
 

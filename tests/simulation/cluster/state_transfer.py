@@ -59,7 +59,7 @@ class StateTransfers:
 
     def found(self, store: SimStore) -> ev.TransferStored | None:
         """The transfer mark found at a start."""
-        return store.far
+        return store.transfer
 
     def perform(self, partition: int, effect: fx.Effect) -> None:
         """Carry out the core's effects, after a delay."""
@@ -165,14 +165,14 @@ class StateTransfers:
             self.simulation.after(3, self._go, partition, effect)
             return
         self.simulation.checkers.on_transfer_begin(self.process, partition)
-        store.begin_far(empty=effect.empty)
+        store.begin_transfer(empty=effect.empty)
         self.simulation.counts["far_emptied" if not store.latest else "far_marked"] += 1
         self._notify_applied(partition, store)
 
     def _notify_applied(self, partition: int, store: SimStore, after: bytes = b"") -> None:
         self._under_way[partition] -= 1
-        assert store.far is not None
-        mark = store.far
+        assert store.transfer is not None
+        mark = store.transfer
         self.process.post(partition, ev.TransferStored(mark.position, mark.epoch, mark.whole, after))
 
     def _rows(self, partition: int, effect: fx.InstallRows) -> None:
@@ -186,8 +186,8 @@ class StateTransfers:
     def _state(self, partition: int, effect: fx.InstallMetadata) -> None:
         store = self._store(partition)
         if store is not None:
-            assert store.far is not None
-            store.far = ev.TransferStored(store.far.position, store.far.epoch, False)
+            assert store.transfer is not None
+            store.transfer = ev.TransferStored(store.transfer.position, store.transfer.epoch, False)
             self._notify_applied(partition, store, effect.last)
 
     def _end(self, partition: int, effect: fx.FinishTransfer) -> None:

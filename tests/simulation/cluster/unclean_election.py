@@ -149,7 +149,7 @@ class UncleanElections:
         if replica is None:
             return None
         reach = last_epoch(replica.epoch_table), replica.leo
-        far = replica.far_position is not None
+        far = replica.transfer_position is not None
         return unclean_election.ReplicaReport(
             name, replica.epoch, *reach, replica.high_watermark, replica.applied, replica.member.log_id, far
         )

@@ -53,7 +53,7 @@ def test_logs_of_large_values_are_trimmed_and_followers_take_state() -> None:
         assert world.failures == []
         led = leaders_of(world.clusters["east"])
         assert any(each.services.replog.start_of(number) > 0 for number, each in led.items())
-        assert any("far.round_begins" in line for line in world.story.lines)
+        assert any("transfer.round_begins" in line for line in world.story.lines)
 
 
 def test_a_key_is_promised_where_filters_and_comparisons_let_it() -> None:

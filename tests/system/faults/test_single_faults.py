@@ -311,7 +311,7 @@ def test_a_follower_paused_in_a_state_transfer_does_not_pin_the_log_for_ever(tmp
             sizes += [cluster.nodes[name].metric("isthmus_replog_size_bytes") or 0 for name in ("n1", "n2")]
             time.sleep(0.5)
         told = [cluster.nodes[name].log.read_text() for name in ("n1", "n2")]
-        assert any("far.pin_dropped" in log for log in told)
+        assert any("transfer.pin_dropped" in log for log in told)
         assert len(sizes) > 20
         assert max(sizes) < 6_000_000, "1 MB, as much again for pins, two files, and what is written in a checkpoint"
         context.fill(3, without=node)

@@ -212,7 +212,7 @@ def a_replica(partition: int) -> Any:
         ready=False,
         reason="r",
         reassigning="",
-        far_position=None,
+        transfer_position=None,
         why_out=lambda now_ms: {"c": f"stalled at {now_ms}"},
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from isthmus.repl.controller.unclean_election import ReplicaReport, data_loss, most_complete
 
 
-def a_copy(node: str, log_epoch: int, leo: int, hw: int = 0, *, far: bool = False) -> ReplicaReport:
+def a_copy(node: str, log_epoch: int, leo: int, hw: int = 0, *, transfers: bool = False) -> ReplicaReport:
     """A report of a replica that has applied nothing."""
-    return ReplicaReport(node, log_epoch, log_epoch, leo, hw, 0, 1, far=far)
+    return ReplicaReport(node, log_epoch, log_epoch, leo, hw, 0, 1, transfers=transfers)
 
 
 def test_a_log_of_a_newer_epoch_is_taken_before_a_longer_one_of_an_older_epoch() -> None:
@@ -23,7 +23,7 @@ def test_of_equal_logs_the_one_that_knows_more_commits_is_taken_and_one_that_rec
     """A copy under state transfer counts for nothing, however long the rest of its log is."""
     knowing, other = a_copy("n1", 7, 100, hw=90), a_copy("n2", 7, 100, hw=80)
     assert most_complete([knowing, other]) == knowing
-    assert most_complete([a_copy("n3", 9, 900, far=True), other]) == other
+    assert most_complete([a_copy("n3", 9, 900, transfers=True), other]) == other
 
 
 def test_what_a_longer_log_of_an_older_epoch_has_is_no_loss() -> None:

@@ -168,7 +168,7 @@ async def test_a_transferred_replica_has_a_tree_before_further_writes(tmp_path: 
         chance = random.Random(4)
         fixture.whole = False
         fixture.trees.start()
-        await eventually(lambda: fixture.trees.cached[PARTITION].reason.startswith("far"))
+        await eventually(lambda: fixture.trees.cached[PARTITION].reason.startswith("transfer"))
         fixture.applied = fixture.write(30, chance)[-1].offset + 1
         fixture.whole = True
         await eventually(lambda: ready(fixture))

@@ -348,7 +348,7 @@ def test_a_trimmed_log_is_reported_to_the_follower() -> None:
     group.deliver("n3", ev.RecordSeen(group.record))
     group.deliver("n3", ev.LinkUp("n1"))
     follower = group.replicas["n3"]
-    assert follower.reason == "far: prepares its copy; round 1 from n1"
+    assert follower.reason == "transfer: prepares its copy; round 1 from n1"
     assert not follower.following
 
 

@@ -185,7 +185,7 @@ def test_a_follower_whose_leader_sends_nothing_sends_another_follow_request() ->
     assert effects == [fx.BeginTransfer(empty=False)]
     assert effects[0].reason.startswith("entries that it lacks are missing from the log of n2")
     assert not effects[0].again
-    assert replica.reason == "far: prepares its copy; round 1 from n2"
+    assert replica.reason == "transfer: prepares its copy; round 1 from n2"
     assert replica.role is ReplicaRole.FOLLOWER
 
 
