@@ -2,7 +2,7 @@
 
 They have Riak's names and meanings, with a few additions. Some have an effect (`repl.model.properties`). Some are only
 stored and shown, because Riak's clients set and read them. Some have one fixed value. A bucket's own setting precedes
-its bucket type's, which precedes the default. `repl.controller.bucket_properties` stores them; docs/properties.md is
+its bucket type's, which precedes the default. `repl.controller.bucket_properties` stores them; docs/settings.md is
 generated from these tables. Pure.
 """
 
@@ -149,7 +149,7 @@ ABSENT: Final[Mapping[str, tuple[Any, str]]] = {
     "search": (False, "search is not supported: feed a search engine from a queue"),
     "search_index": ("", "search is not supported: feed a search engine from a queue"),
     "aae_tree_exclude": (False, "every key is in the trees: the scope of a full-sync selects the keys to compare"),
-    "repl": ("both", "the filters of the queues decide what is replicated (docs/config.md), not properties"),
+    "repl": ("both", "the filters of the queues decide what is replicated (docs/replication.md), not properties"),
     "ttl": (0, "objects do not expire"),
 }
 """Not shown. The value that equals leaving the property out is accepted, any other is refused."""

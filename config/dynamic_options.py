@@ -1,7 +1,7 @@
 """Dynamic options: the closed table of options that an operator may change while a cluster runs.
 
 Their values are in the metastore (`repl.controller.dynamic_options`) and apply to all nodes. A bucket type's value
-precedes the cluster's, which precedes the node's file, which precedes the default. docs/options.md is generated from
+precedes the cluster's, which precedes the node's file, which precedes the default. docs/settings.md is generated from
 this table. Pure.
 """
 

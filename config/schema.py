@@ -2,7 +2,7 @@
 
 A key is its field's name without the unit, since in files the unit stands in the value: `poll_ms` is `poll = "5s"`,
 `queue_limit_count` is `queue_limit = 300000`. Bytes are a size: `log_file_bytes` is `log_file_size = "64MB"`, unless
-the name already ends in size or limit (`log_size_bytes` is `log_size`). docs/config.md is generated from these keys.
+the name already ends in size or limit (`log_size_bytes` is `log_size`). docs/settings.md is generated from these keys.
 """
 
 from __future__ import annotations

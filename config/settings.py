@@ -1,7 +1,7 @@
 """Typed settings of one node: frozen values, every default with its reason.
 
 Parsed once by `config.loader`; nothing here reads a file. Units stand in the names; texts such as "200KB" and "1s"
-exist in files only (`config.units`). The docstring of each field is its text in docs/config.md, which is generated. No
+exist in files only (`config.units`). The docstring of each field is its text in docs/settings.md. No
 secret is a setting: certificates, keys and tokens lie in files, and settings are their paths.
 """
 
@@ -67,20 +67,20 @@ class TlsSettings:
     """Its private key."""
 
     http: Annotated[str, Choice("require", "allow", "off")] = "require"
-    """The `http` listener. `allow` takes connections with and without TLS, on the same port."""
+    """The `http` listener. `allow` accepts connections with and without TLS, on the same port."""
 
     admin: Annotated[str, Choice("require", "allow", "off")] = "require"
     """The `admin` listener."""
 
     cluster: Annotated[str, Choice("require", "prefer", "allow", "off")] = "require"
-    """Between nodes of the cluster. `allow` takes both and dials without, `prefer` takes both and dials with TLS. These
-    two are for turning it on node by node."""
+    """Between nodes of the cluster. `allow` accepts both and connects without, `prefer` accepts both and connects with
+    TLS. These two are for turning it on node by node."""
 
     client_certificates: Annotated[str, Choice("optional", "required")] = "optional"
     """`required`: a connection to `http` or `admin` without a certificate is refused, whatever token it has."""
 
     metastore: bool = False
-    """Speak TLS to the ZooKeepers of `metastore.hosts`, whose certificates name their hosts. It shows this node's
+    """Use TLS with the ZooKeepers of `metastore.hosts`, whose certificates name their hosts. The node presents its own
     certificate and trusts `authority`."""
 
     expiry_warning_ms: Annotated[int, ValueRange(1 * HOUR, 365 * 24 * HOUR)] = 1_209_600_000
@@ -149,7 +149,7 @@ class PeerSettings:
     host, and whichever cluster answers first counts until the node's next start."""
 
     token_file: Path | None = None
-    """Holds the token to show there: its first line that is one."""
+    """A file with the token to send there: its first line that is a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class SinkSettings:
     peers: tuple[PeerSettings, ...] = ()
 
     workers: Annotated[int, ValueRange(1, SINK_WORKERS_MAX)] = 24
-    """How many fetches and pushes may run at once; most of them wait for something to come. Riak has as many threads.
-    `isthmus sink set-workers` changes it live."""
+    """How many fetches and pushes may run at once; most of them wait for changes. Riak has as many threads. `isthmus
+    sink set-workers` changes it live."""
 
     peer_limit_count: Annotated[int, ValueRange(0, SINK_WORKERS_MAX)] = 0
     """Workers that may be busy with one peer; 0: an equal share for each peer. A peer that hangs holds no more."""
@@ -200,8 +200,8 @@ class SinkSettings:
     """Changes a second that the node fetches in all; 0: no limit. `isthmus sink throttle` changes it live."""
 
     discover: bool = True
-    """Fetch from every live node of a peer's cluster; `false`: only from those listed ([sinks](sinks.md)). The second
-    is for nodes behind a load balancer or NAT."""
+    """Fetch from every live node of a peer's cluster; `false`: only from those listed ([links](replication.md#links)).
+    The second is for nodes behind a load balancer or NAT."""
 
     discovery_interval_ms: Annotated[int, ValueRange(1 * SECOND, 1 * HOUR)] = 5_000
     """How often peers are asked which nodes live. A new node waits this long at most before it is fetched from."""
@@ -242,11 +242,11 @@ class FullSyncSettings:
     """The cluster that must answer there and that its certificates must name. Empty: as for [[sink.peers]]."""
 
     token_file: Path | None = None
-    """Holds the token to show there: its first line that is one."""
+    """A file with the token to send there: its first line that is a token."""
 
     bucket_types: Annotated[str, BUCKET_TYPES] = ALL_TYPES
-    """Bucket types that are compared, separated by commas. `"*"`: all of this cluster that the queue's filter lets out,
-    those made later included; one that the other cluster lacks is skipped with a warning until it is made there."""
+    """Bucket types that are compared, separated by commas. `"*"`: all of this cluster that the queue's filter includes,
+    also those made later; one that the other cluster lacks is skipped with a warning until it is made there."""
 
     # More than one check in six minutes is of no use; see `aae.scheduling.schedule`.
     all_count: Annotated[int, ValueRange(0, 240)] = 0
@@ -271,12 +271,13 @@ class FullSyncSettings:
     """Hours (UTC) in which `auto` may check everything: "FIRST-END", "always" or "never"."""
 
     cluster_slice: Annotated[int, ValueRange(0, 4)] = 0
-    """Which quarter of each slot the checks begin in, 1 to 4, of clusters that compare with each other each another
-    one; 0: anywhere in it. With as many checks a day on both sides, their checks do not begin at the same time."""
+    """Which quarter of each slot the checks begin in, 1 to 4; 0: anywhere in it. Give another one to each of two
+    clusters that compare with each other, and both as many checks a day, and their checks do not begin at the same
+    time."""
 
     pause_ms: Annotated[int, ValueRange(0, 1 * MINUTE)] = 1 * SECOND
-    """Between two looks at what differs, half to one and a half of it: must be longer than the usual lag, or changes on
-    their way are looked at in vain."""
+    """Pause between two looks at what differs, half to one and a half of it: longer than the usual lag, or changes in
+    transit are compared in vain."""
 
     timeout_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 60 * SECOND
     """How long the other cluster may take for one answer."""
@@ -288,8 +289,8 @@ class FullSyncSettings:
     """Repairs a second that a check queues, so that users' reads and writes keep their pace; 0: no limit."""
 
     segment_limit_count: Annotated[int, ValueRange(0, 1 << 20)] = 0
-    """Segments that differ of which a check reads and compares the keys, at most; the next one goes on. It bounds the
-    work of one check, where much differs; 0: no limit."""
+    """Most differing segments of which a check compares the keys; the next check continues. It bounds the work of one
+    check; 0: no limit."""
 
     auto_suppress_count: Annotated[int, ValueRange(0, 240)] = 2
     """Checks of kind `auto` that are left out after one that found only what cannot be repaired from here."""
@@ -298,7 +299,7 @@ class FullSyncSettings:
     """Ask for answers compressed with zstd: hashes hardly shrink, keys and clocks to about a half; costs CPU there."""
 
     bidirectional: bool = False
-    """Tell the other cluster to queue what is ahead there. Without it that is counted and left alone."""
+    """Ask the other cluster to queue what is ahead there. Without it that is counted and left alone."""
 
     peer_queue: Annotated[str, NAME_OR_NONE] = ""
     """The other cluster's queue for that; needed with `bidirectional`."""
@@ -326,7 +327,7 @@ class NodeSettings:
     until `isthmus node remove`."""
 
     rack: Annotated[str, NAME_OR_NONE] = ""
-    """Where the node stands: a rack, a zone. Replicas of a partition are spread over racks. Empty: none."""
+    """The rack or zone of the node. Replicas of a partition are spread over racks. Empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +341,7 @@ class ListenSettings:
     """Operators and metrics; must differ from `http`."""
 
     cluster: Address = Address("127.0.0.1", 0)  # noqa: RUF009 -- frozen
-    """The other nodes of the cluster. They learn the port from the metastore; give one where a firewall wants to know
+    """The other nodes of the cluster. They learn the port from the metastore; give one if a firewall must allow
     it."""
 
     advertise: Annotated[str, HOST] = ""
@@ -397,7 +398,7 @@ class ReplicationSettings:
 
     durability: Annotated[str, Choice("fsync", "async")] = "fsync"
     """With `fsync`, what is acknowledged is on disk. With `async` it is in the page cache, and after a power loss this
-    copy is not believed any more: where it is the only one, its partitions stay offline."""
+    copy is not trusted any more: where it is the only one, its partitions stay offline."""
 
     # 0 is the default; more than seven replicas have no known use.
     factor: Annotated[int, ValueRange(0, 7)] = 0
@@ -406,7 +407,8 @@ class ReplicationSettings:
 
     min_isr: Annotated[int, ValueRange(0, 7)] = 0
     """Replicas that must hold a write before it is acknowledged, clamped to 1 .. factor; counts when the cluster is
-    created, later the [option](options.md) `replication.min.isr` does. 0: one less than the factor, at least 1."""
+    created, later the [option](#dynamic-options) `replication.min.isr` does. 0: one less than the factor, at least
+    1."""
 
     placement: Annotated[str, Choice("computed", "file")] = "computed"
     """How `default` is placed when the cluster is created. `file`: the cluster waits for `isthmus partition assign`."""
@@ -435,26 +437,26 @@ class ReplicationSettings:
     """How many of a partition's last log offsets are searched for a request id that was seen before."""
 
     handover_timeout_ms: Annotated[int, ValueRange(100, 1 * HOUR)] = 5_000
-    """How long a leader may drain before a hand-over is given up and it leads on."""
+    """How long a leader may drain before a hand-over is given up and it continues to lead."""
 
     # Below a second a record that is corrected at once would cost a replica; above a month disk space is wasted. The
     # length of the default is a guess.
     removed_copy_grace_ms: Annotated[int, ValueRange(1 * SECOND, 720 * HOUR)] = 600_000
-    """How long a node keeps its copy of a partition after it has read that it is no longer a replica of it, before it
-    deletes it. A record that names it again within that time finds the copy as it was. That is time for an operator to
-    take a move back without copying everything again."""
+    """How long a node keeps its copy of a partition after it is no longer a replica of it. A record that names it again
+    within that time finds the copy as it was, so that an operator can revert a move without copying everything
+    again."""
 
     tree_rebuild_ms: Annotated[int, ValueRange(0, 8760 * HOUR)] = 604_800_000
-    """How often each full-sync tree is rebuilt from the key store beside the one that serves, and compared with it;
-    rebuilds of partitions are spread. 0: only on demand. A week: a check of the disk at negligible cost."""
+    """How often each full-sync tree is rebuilt from the key store and compared with the one that serves, as a check of
+    the disk; rebuilds of partitions are spread. 0: only on demand."""
 
     balance: bool = True
-    """Spread leaderships evenly by themselves; without it only `isthmus leader balance` does."""
+    """Spread leaderships evenly without an operator. `false`: only `isthmus leader balance` does."""
 
     # The length is a guess.
     balance_delay_ms: Annotated[int, ValueRange(0, 1 * HOUR)] = 3_000
-    """How long leaderships must have been uneven, without nodes joining or leaving or elections, before they are moved.
-    Sinks and clients of a node that has just come back are about to reconnect."""
+    """How long leaderships must have been uneven, without nodes joining or leaving or elections, before they are moved,
+    so that sinks and clients can reconnect to a node that has come back."""
 
     # From one at a time to the largest number of partitions, which is no limit.
     balance_moves: Annotated[int, ValueRange(1, 1024)] = 4
@@ -462,8 +464,8 @@ class ReplicationSettings:
     writes wait."""
 
     balance_cool_down_ms: Annotated[int, ValueRange(0, 1 * HOUR)] = 10_000
-    """How long a partition that got a new leader stays where it is, and a hand-over that failed is not tried again. It
-    bounds what a node that comes and goes can cost."""
+    """How long a partition that got a new leader is not moved, and a hand-over that failed is not tried again. It
+    bounds the cost of a node that comes and goes."""
 
     # Each partition costs a metastore record and rows of its own; with 1,024 both stay small.
     partitions: Annotated[int, ValueRange(1, 1024)] = 12
@@ -471,10 +473,10 @@ class ReplicationSettings:
     3, 4 and 6."""
 
     log_size_bytes: Annotated[int, ValueRange(1 * MB, 1000 * GB)] = 1 * GB
-    """Size of the node's log above which its oldest file goes, once the store has it durably; above it a full log file
-    makes a checkpoint due at once. So the log may be larger by two files and what is written during a checkpoint; by as
-    much as this again while a follower takes rows; and by more while entries are not applied (a partition without
-    enough in sync, a store slower than the log)."""
+    """Size of the node's log above which its oldest file is deleted, once the store has it durably, and a full log file
+    makes a checkpoint due at once. The log may be larger by two files and what is written during a checkpoint; by as
+    much again while a follower takes rows; and by more while entries are not applied (a partition without enough in
+    sync, a store slower than the log)."""
 
     log_file_bytes: Annotated[int, ValueRange(64 * KB, 4 * GB)] = 64 * MB
     """Size at which a log file is closed and the next begun; smaller than `log_size`."""
@@ -484,8 +486,8 @@ class ReplicationSettings:
 
     # The upper end is the default of max_near_sync_message_lag; see broken_relations for why.
     window_entries: Annotated[int, ValueRange(1, 20_000)] = 10_000
-    """Writes of one partition that may be under way at once; more are refused as overloaded. It bounds the memory of a
-    stalled partition, and what a new leader has to apply before it serves."""
+    """Writes of one partition that may be in progress at once; more are refused as overloaded. It bounds the memory of
+    a stalled partition, and what a new leader has to apply before it serves."""
 
     window_bytes: Annotated[int, ValueRange(64 * KB, 16 * GB)] = 64 * MB
     """The same in bytes for the whole node: bounds memory. At least `limits.object_size`."""
@@ -516,8 +518,8 @@ class TransportSettings:
 
     suspect_refused: bool = True
     """Whether a node counts as dead once its connection has broken and its address refuses connections; otherwise its
-    session must time out first (`metastore.session_timeout`). Set it to false where something between the nodes refuses
-    connections to nodes that live, such as a proxy."""
+    session must time out first (`metastore.session_timeout`). `false` where something between the nodes, such as a
+    proxy, refuses connections to nodes that live."""
 
     live_limit_bytes: Annotated[int, ValueRange(1 * MB, 16 * GB)] = 64 * MB
     """Bytes that may wait for one node in the live lane; above it the connection is closed, and the node gets from the
@@ -543,7 +545,7 @@ class LimitSettings:
 
     # 64 KB is the limit of Riak's clients; each key is stored three times.
     key_bytes: Annotated[int, ValueRange(16, 64 * KB)] = 4096
-    """Longest bucket or key after percent-decoding; above it 400. A key is held in three rows of the store."""
+    """Longest bucket or key after percent-decoding; above it 400. A key is stored in three rows."""
 
     siblings: Annotated[int, ValueRange(1, 10_000)] = 100
     """Most siblings of one object: a write that would make more is refused with 422; what comes from another cluster is
@@ -555,7 +557,7 @@ class LimitSettings:
     # The default is a guess.
     listings: Annotated[int, ValueRange(1, 1_000)] = 8
     """Most listings that run at once on a node; one more is refused with 503. Each holds a snapshot of the store and
-    reads every key row in its range: enough for people, too few to starve writers."""
+    reads every key row in its range."""
 
     batch_items: Annotated[int, ValueRange(1, 100_000)] = 10_000
     """Most items of one `/batch` request; above it 413."""
@@ -572,24 +574,25 @@ class QueueSettings:
     """Unique in the file."""
 
     filter: Annotated[str, FILTER] = "any"
-    """Which changes the queue offers, in rules separated by commas: see [queues](queues.md)."""
+    """Which changes the queue offers, in rules separated by commas: see
+    [filters](replication.md#what-a-queue-offers)."""
 
     cascade: bool = False
     """Offer also what came from another cluster (never back to that one)."""
 
     object_size_limit_bytes: Annotated[int, ValueRange(0, 1 * GB)] = 200 * KB
-    """Larger objects are held as references, and read when they are served."""
+    """Larger objects are read when they are served."""
 
     object_limit_count: Annotated[int, ValueRange(0, 10_000_000)] = 1_000
-    """Whole objects held in memory per queue; beyond it they are read from the store."""
+    """Whole objects in memory per queue; beyond it they are read from the store."""
 
     queue_limit_count: Annotated[int, ValueRange(1, 10_000_000)] = 300_000
-    """References held in memory per queue and priority; beyond it `overflow` applies to changes, and producers of
-    bulk references wait."""
+    """References in memory per queue and priority; beyond it `overflow` applies to changes, and producers of bulk
+    references wait."""
 
     overflow: Annotated[str, Choice("replay", "discard")] = "replay"
-    """At the limit: the rest waits in the store and nothing is lost; or it is given up, counted, and kept as a gap
-    until a full-sync closes it."""
+    """`replay`: beyond the limit, changes wait in the store and nothing is lost. `discard`: they are dropped, counted,
+    and kept as a gap until a full-sync closes it."""
 
     rate_limit_bytes: Annotated[int, ValueRange(0, 10 * GB)] = 0
     """Payload bytes a second that this node gives out; 0: no limit. `isthmus queue throttle` changes it live."""
@@ -610,9 +613,9 @@ class SourceSettings:
     """[source]: all source queues of this node together."""
 
     enabled: bool = True
-    """The switch of the whole source on this node. Off: it makes no reference and gives none out, not even what waits
-    already (Riak's switch stops the making alone; here that is `isthmus queue suspend NAME --publishing`); what it
-    leads meanwhile is a gap of each queue."""
+    """Whether this node is a source. `false`: it creates no references and serves none, not even those that wait
+    already (Riak's switch stops only the creation; here that is `isthmus queue suspend NAME --publishing`); changes of
+    the partitions that it leads meanwhile become a gap of each queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -636,8 +639,8 @@ class TracesSettings:
     bytes each."""
 
     from_clients: bool = True
-    """Go on with the trace of a write whose header `traceparent` says that it is sampled, and trace no write whose
-    header says that it is not. Off: the header is ignored."""
+    """Continue the trace of a write whose header `traceparent` says that it is sampled, and trace no write whose header
+    says that it is not. Off: the header is ignored."""
 
     headers_file: Path | None = None
     """Holds headers for the collector, such as `Authorization: Bearer ...`, one a line."""

@@ -38,6 +38,8 @@ from isthmus.node.nouns.description import DescribedNoun
 from isthmus.node.nouns.nouns import NOUNS as NOUNS_DESCRIBED
 from isthmus.node.observability.metrics import kind_of
 from isthmus.node.services.history_series import SERIES, name_of
+from isthmus.repl.runtime.latency import KIND_NAMES
+from isthmus.repl.runtime.metrics import PARTS
 
 DOCS: Final = Path(__file__).parent
 
@@ -50,31 +52,31 @@ WIDTH: Final = 120
 GUIDES: Final[Mapping[str, str]] = {
     "audit": "[the audit log](audit.md)",
     "backup": "[backup and restore](backup.md)",
-    "bucket": "[properties](properties.md)",
-    "bucket-type": "[bucket types](commands.md#create-bucket-types), [properties](properties.md)",
+    "bucket": "[properties](settings.md#properties)",
+    "bucket-type": "[bucket types](commands.md#create-bucket-types), [properties](settings.md#properties)",
     "check": "[checks](commands.md#check-by-a-monitoring-system)",
     "cluster": (
         "[states](commands.md#states-of-clusters-nodes-and-partitions), [restarts](commands.md#wait-and-restart), "
         "[runbooks](runbooks.md)"
     ),
-    "config": "[the config file](config.md)",
+    "config": "[the config file](settings.md)",
     "context": "[contexts](commands.md#choose-the-cluster)",
     "dev": "[security](security.md)",
     "events": "[events](commands.md#find-out-what-happened)",
-    "explain": "[queues](queues.md#lag-ledger-explain)",
+    "explain": "[queues](replication.md#lag-ledger-explain)",
     "fold": "[folds](fullsync.md#folds)",
     "fullsync": "[full-sync](fullsync.md)",
-    "gaps": "[queues](queues.md)",
+    "gaps": "[gaps](replication.md#gaps)",
     "kv": "[single values](commands.md#read-and-write-single-values)",
-    "lag": "[queues](queues.md#lag-ledger-explain)",
+    "lag": "[lag, ledger, explain](replication.md#lag-ledger-explain)",
     "leader": "[leaders](commands.md#balance-leaders)",
     "local": "[clusters on one machine](start.md#clusters-on-one-machine)",
-    "node": "[moves](commands.md#move-replicas), [runbooks](runbooks.md), [logs and signals](config.md#log)",
-    "option": "[dynamic options](options.md)",
+    "node": "[moves](commands.md#move-replicas), [runbooks](runbooks.md), [logs and signals](settings.md#log)",
+    "option": "[dynamic options](settings.md#dynamic-options)",
     "partition": "[moves](commands.md#move-replicas), [placement files](commands.md#placement-files)",
-    "queue": "[queues](queues.md)",
+    "queue": "[commands of queues](replication.md#of-queues)",
     "reconcile": "[Spark](spark.md)",
-    "sink": "[sinks](sinks.md)",
+    "sink": "[commands of sinks](replication.md#of-sinks)",
     "support-bundle": "[support bundles](commands.md#collect-a-support-bundle)",
     "status": "[the screen](commands.md#see-whether-all-is-well)",
 }
@@ -130,9 +132,7 @@ SHARED_FROM: Final = 3
 def blocks() -> dict[str, dict[str, str]]:
     """Page -> name of a generated part -> its text."""
     return {
-        "config.md": dict(settings_blocks(Settings, "")),
-        "options.md": {"options": options_table()},
-        "properties.md": properties_blocks(),
+        "settings.md": {**dict(settings_blocks(Settings, "")), "options": options_table(), **properties_blocks()},
         "metrics.md": metrics_blocks(),
         "api.md": {"public names": api_reference()},
         "commands.md": {
@@ -347,7 +347,7 @@ def setting_row(key: SettingKey, meaning: str) -> tuple[str, str, str, str]:
         meaning += " SIGHUP reads it again."
     for option in OPTIONS.values():
         if key.section is ReplicationSettings and option.setting == key.field:
-            meaning += f" While the cluster runs: [option](options.md) `{option.name}`."
+            meaning += f" While the cluster runs: [option](#dynamic-options) `{option.name}`."
     return f"`{key.name}`", default, range_text(key), meaning
 
 
@@ -373,16 +373,18 @@ def options_table() -> str:
 
 
 def properties_blocks() -> dict[str, str]:
-    """Properties that may be set, those with one possible value, and those that are not shown."""
+    """Properties that may be set (equal ones in one row), those with one possible value, those that are not shown."""
     ordered = sorted(PROPERTIES.values(), key=lambda each: (not each.acts, each.name))
-    settable = (
-        (f"`{p.name}`", f"`{json.dumps(p.default)}`", p.right, f"{'' if p.acts else 'none: '}{p.meaning}")
-        for p in ordered
-    )
+    settable: dict[tuple[str, str, str], list[str]] = {}
+    for p in ordered:
+        effect = f"{'' if p.acts else 'none: '}{p.meaning}"
+        settable.setdefault((f"`{json.dumps(p.default)}`", p.right, effect), []).append(f"`{p.name}`")
     fixed = ((f"`{name}`", f"`{json.dumps(FIXED[name].value)}`", FIXED[name].why) for name in sorted(FIXED))
     absent = ((f"`{name}`", f"`{json.dumps(ABSENT[name][0])}`", ABSENT[name][1]) for name in sorted(ABSENT))
     return {
-        "properties": table(("property", "default", "values", "effect"), settable),
+        "properties": table(
+            ("property", "default", "values", "effect"), ((", ".join(names), *rest) for rest, names in settable.items())
+        ),
         "fixed properties": table(("property", "value", "why"), fixed),
         "absent properties": table(("property", "value", "why"), absent),
     }
@@ -398,13 +400,12 @@ def metrics_blocks() -> dict[str, str]:
         kind = "histogram" if name.endswith("_duration_seconds") else kind_of(name)[1]
         labels = " ".join(f"`{label}`" for label in family.labels)
         rows.setdefault(family.section, []).append((f"`{name}`", kind, labels, family.meaning, family.unit))
-    series = [(f"`{name_of(one, one.scope.name)}`", one.scope.value, one.meaning, one.unit) for one in SERIES.values()]
     return {
         **{
             f"metrics of {section}": table(("name", "type", "labels", "meaning", "unit"), found)
             for section, found in rows.items()
         },
-        "series of the history": table(("series", "scope", "meaning", "unit"), series),
+        "series of the history": table(("series", "scope", "meaning", "unit"), series_rows()),
     }
 
 
@@ -422,6 +423,25 @@ def admin_requests() -> str:
         if path.startswith(ADMIN)
     )
     return table(("request", "what it does"), rows)
+
+
+def series_rows() -> Iterator[tuple[str, str, str, str]]:
+    """The series of the history. Those of each part of a replica are one row, and those of each kind of entry."""
+    parts = "|".join(PARTS)
+    kinds = "|".join(KIND_NAMES.values())
+    shown = set[str]()
+    for one in SERIES.values():
+        name = name_of(one, one.scope.name)
+        of_part = re.sub(rf"^replog\.({parts})\.", "replog.PART.", name)
+        of_kind = re.sub(rf"^(replicate|apply)\.({kinds})\.", r"\1.KIND.", name)
+        meaning = one.meaning
+        if of_part != name:
+            name, meaning = of_part, re.sub(r"leaders|followers in sync|replicas out of sync", "`PART`", meaning)
+        elif of_kind != name:
+            name, meaning = of_kind, re.sub(rf"of kind ({kinds})", "of `KIND`", meaning)
+        if name not in shown:
+            shown.add(name)
+            yield f"`{name}`", one.scope.value, meaning, one.unit
 
 
 # Commands

@@ -11,7 +11,7 @@ Without the metastore no reference is accepted that no mark covers: its producer
 A mark becomes a loss record only on a node that runs its queue. `OrphanedMarks` looks after queues that this node does
 not run, because they were delisted while a node was down, or because they are in no file any more:
 
-    delisted            marks and loss records are removed with the queue (docs/queues.md)
+    delisted            marks and loss records are removed with the queue (docs/replication.md)
     another's queue     what this node held before its restart becomes a loss record, for the nodes that run the queue
     unknown queue       what a node that stays away held becomes a loss record
 

@@ -1,4 +1,4 @@
-"""Limits how often an event is logged while its cause lasts. The one mechanism for it; see docs/config.md, [log]."""
+"""Limits how often an event is logged while its cause lasts. The one mechanism for it; see docs/settings.md, [log]."""
 
 from __future__ import annotations
 

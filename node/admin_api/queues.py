@@ -1,4 +1,4 @@
-"""Source queues in the admin API: listings, and operators' changes. docs/queues.md explains the terms.
+"""Source queues in the admin API: listings, and operators' changes. docs/replication.md explains the terms.
 
 Operators' changes are made by `queues.admin`. Listings of the whole cluster are joined from the answers of all nodes
 (`node.services.queue_query`); the others show this node's share.

@@ -1,6 +1,6 @@
 """Replication of the whole cluster in the admin API: lag, ledgers, and one key explained.
 
-Asks every node and shows the joined answers; decides nothing. docs/queues.md, "Knowing", explains the terms.
+Asks every node and shows the joined answers; decides nothing. docs/replication.md explains the terms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sink in the admin API: links, suspensions, limits and dead letters.
 
 Passes changes on to `sink.service` and shows its state; for the whole cluster, the answers of every node
-(`node.services.sink_query`). docs/sinks.md explains the terms.
+(`node.services.sink_query`). docs/replication.md explains the terms.
 """
 
 from __future__ import annotations

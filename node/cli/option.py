@@ -1,6 +1,6 @@
 """`isthmus option`: dynamic options: what they are set to, and what is in force.
 
-`config.dynamic_options` lists the options; docs/options.md prints them.
+`config.dynamic_options` lists the options; docs/settings.md prints them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`isthmus queue` and `isthmus gaps`: the source queues of a cluster. docs/queues.md explains them."""
+"""`isthmus queue` and `isthmus gaps`: the source queues of a cluster. docs/replication.md explains them."""
 
 from __future__ import annotations
 

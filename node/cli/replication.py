@@ -1,6 +1,7 @@
 """`isthmus lag`, `isthmus ledger` and `isthmus explain`: replication to other clusters, over all nodes. Read only.
 
-docs/queues.md explains the terms; `node.services.replication_lag` and `node.services.explain_key` gather the answers.
+docs/replication.md explains the terms; `node.services.replication_lag` and `node.services.explain_key` gather the
+answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`isthmus sink`: what this cluster fetches from others, and changes that it refused for good. See docs/sinks.md.
+"""`isthmus sink`: what this cluster fetches from others, and changes that it refused for good. See docs/replication.md.
 
 Dead letters lie on the node that fetched them: `--admin` chooses the node.
 """

@@ -90,7 +90,7 @@ class CreateBucketTypeRequest(AuditedRequest, frozen=True, kw_only=True):
     partition_count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)] | None = None
     replication_factor: Annotated[int, msgspec.Meta(ge=1, le=REPLICAS_MAX)] | None = None
     placement: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(PLACEMENTS)})] | None = None
-    partitions: Annotated[Any, msgspec.Meta(description="A replica map, see docs/topologies.md.")] = msgspec.UNSET
+    partitions: Annotated[Any, msgspec.Meta(description="A replica map, as of `bucket-type show`.")] = msgspec.UNSET
     min_isr: Annotated[Any, msgspec.Meta(description="As the option min-isr of the bucket type.")] = None
     props: Annotated[dict[str, Any], right('an object, for instance {"allow_mult": false}')] | None = None
     dry_run: DryRun = False

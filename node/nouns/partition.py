@@ -124,7 +124,7 @@ class AssignPartitionsRequest(AuditedRequest, frozen=True, kw_only=True):
     """Create a bucket type with an operator's placement, or check it."""
 
     bucket_type: str | None = None
-    partitions: Annotated[Any, msgspec.Meta(description="A replica map, see docs/topologies.md.")] = None
+    partitions: Annotated[Any, msgspec.Meta(description="A replica map, as of `bucket-type show`.")] = None
     validate_only: Annotated[bool, msgspec.Meta(description="Only check the replica map.")] = False
 
     def only_reads(self) -> bool:

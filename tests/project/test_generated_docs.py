@@ -18,6 +18,7 @@ from docs.generate import (
     nouns,
     paragraphs,
     rewrite,
+    series_rows,
     signature_text,
     stale_pages,
     table,
@@ -46,6 +47,16 @@ def test_a_page_without_the_places_is_refused(parts: dict[str, str]) -> None:
 def test_empty_cells_of_a_table_stay_empty() -> None:
     """A row has as many cells as the header."""
     assert table(("a", "b"), [("1", "")]) == "| a | b |\n| --- | --- |\n| 1 | |"
+
+
+def test_series_of_all_kinds_of_entries_are_one_row() -> None:
+    """A series that each kind of entry or each part of a replica has is shown once, and its meaning names neither."""
+    names = [name for name, *_ in series_rows()]
+    assert len(names) == len(set(names))
+    assert "`replicate.KIND.per_s`" in names
+    assert "`replog.PART.replicas`" in names
+    meanings = " ".join(meaning for name, _, meaning, _ in series_rows() if "KIND" in name or "PART" in name)
+    assert not re.search(r"kind \w+ |followers in sync|replicas out of sync", meanings)
 
 
 def test_documents_import_public_names_alone() -> None:

@@ -228,7 +228,7 @@ async def audited_node(*settings: QueueSettings, enabled: bool = True) -> AsyncI
 
 
 def adds_up(ledger: dict[str, Any]) -> bool:
-    """Whether the displayed numbers add up as docs/queues.md states."""
+    """Whether the displayed numbers add up as docs/replication.md states."""
     went = ("acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on")
     left = ledger["waiting"] + ledger["in_flight"]
     return bool(ledger["found"] + ledger["eligible"] == sum(ledger[word] for word in went) + left)
