@@ -15,6 +15,7 @@ from typing import NamedTuple
 import structlog
 
 from isthmus.aae import fullsync_metrics
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.exchange.cluster import ClusterTrees
 from isthmus.aae.exchange.local import LocalTrees
 from isthmus.aae.exchange.remote import PeerTrees
@@ -61,6 +62,7 @@ class FullSync(Checkers, ForeignObjects):
         store: Store,
         metastore: Metastore,
         replicas: LocalReplicas,
+        damaged: DamagedRows,
         members: Members,
         queue_types: QueueTypes,
         rpc: NodeRpc,
@@ -81,6 +83,7 @@ class FullSync(Checkers, ForeignObjects):
             store,
             directory=config.directory / "trees",
             replicas=replicas,
+            damaged=damaged,
             time=time,
             rebuild_ms=config.tree_rebuild_ms,
         )
@@ -93,9 +96,10 @@ class FullSync(Checkers, ForeignObjects):
             cluster_uuid=config.cluster_uuid,
             pool=read_pool,
         )
-        self.scrubber = Scrubber(self.trees, store, repair=self.row_repair, replicas=replicas, pool=read_pool)
-        self.trees.on_mismatch = self.scrubber.repair_soon
-        self.local_trees = LocalTrees(self.trees, store, replicas=replicas, read_pool=read_pool, scrubber=self.scrubber)
+        self.scrubber = Scrubber(
+            self.trees, store, repair=self.row_repair, replicas=replicas, damaged=damaged, pool=read_pool
+        )
+        self.local_trees = LocalTrees(self.trees, store, replicas=replicas, read_pool=read_pool, damaged=damaged)
         self.cluster_trees = ClusterTrees(self.local_trees, members, rpc)
         self.replica_check = ReplicaTreeCheck(self.trees, store, repair=self.row_repair, replicas=replicas, rpc=rpc)
         self.scheduler = CheckScheduler(
@@ -169,14 +173,6 @@ class FullSync(Checkers, ForeignObjects):
     async def stop(self, *, save: bool) -> None:
         """Stop all else; call it once nothing is applied any more. `save`: keep the trees for the next start."""
         await self.trees.stop(save=save)
-
-    def on_damaged_row(self, partition: int, segment: int | None) -> None:
-        """See `repl.model.ports.DamageListener`. Repairs the row soon; without a segment all unreadable rows of the
-        partition."""
-        if segment is None:
-            self.scrubber.repair_soon(partition, {})
-        else:
-            self.scrubber.check_soon(partition, [segment])
 
     async def objects(self, partition: int, segment: int) -> Mapping[str, Mapping[bytes, bytes]]:
         """See ForeignObjects."""

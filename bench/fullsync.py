@@ -27,6 +27,7 @@ from bench.figures import CpuTime, Figure, Target, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.ports import ReplicaSnapshot
 from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.node.cli.exit_codes import CommandFailed
@@ -122,7 +123,11 @@ async def _tree_update_cost() -> Figure:
         entries = [_entry(offset) for offset in range(TREE_ENTRIES)]
         replica = ReplicaSnapshot(0, b"default", 1, 0, True)
         trees = TreeCache(
-            MemoryStore(), directory=Path(directory), replicas=FakeReplicas(lambda: [replica]), time=SystemTime()
+            MemoryStore(),
+            directory=Path(directory),
+            replicas=FakeReplicas(lambda: [replica]),
+            damaged=DamagedRows(),
+            time=SystemTime(),
         )
         trees.start()
         await asyncio.sleep(TREE_READY_S)

@@ -327,8 +327,6 @@ class Node:
             if identity.partition(record.partition) is not None:  # those to be removed, too: they may be assigned again
                 services.runtime.attach(record)
         services.fullsync.start()
-        services.runtime.report_damage_to(services.fullsync)
-        services.queues.damage_listener = services.fullsync
         services.runtime.start()
         await services.links.start(self._cluster_socket)
         self._credentials.start(services.clocks.certificates_expire_s)

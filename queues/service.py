@@ -47,7 +47,6 @@ from isthmus.repl.model.ports import (
     CursorWriter,
     DamageListener,
     KeyValue,
-    NoDamageListener,
     TimeSource,
 )
 from isthmus.repl.property_digests import ScopeDigests
@@ -123,10 +122,12 @@ class QueueService:
         cluster: QueueCluster,
         cluster_uuid: bytes,
         cluster_name: str,
+        damage_listener: DamageListener,
         time: TimeSource,
         read_pool: Executor,
     ) -> None:
-        """`enabled` False: no reference is made on this node, and none is served."""
+        """`enabled` False: no reference is made on this node, and none is served. `damage_listener` gets damaged rows,
+        on the event loop."""
         self.node = node
         self.enabled = enabled
         self.queue_store = QueueStore(metastore, {one.name: one for one in settings})
@@ -134,8 +135,7 @@ class QueueService:
         self.cluster = cluster
         self.cluster_uuid = cluster_uuid
         self.cluster_name = cluster_name
-        self.damage_listener: DamageListener = NoDamageListener()
-        """Gets damaged rows, on the event loop."""
+        self._damage_listener = damage_listener
         self.traces: ChangeTraces | None = None
         """Follows sampled changes; None: traces are off."""
         self._store = store
@@ -188,7 +188,7 @@ class QueueService:
     def _report_damage(self, partition: int, segment: int | None) -> None:
         if segment is not None and (suppressed := self._damaged_rows.due()) is not None:
             log.error("queue.key_row_damaged", partition=partition, segment=segment, suppressed=suppressed)
-        self.damage_listener.on_damaged_row(partition, segment)
+        self._damage_listener.on_damaged_row(partition, segment)
 
     # ---------------------------------------------------------------- life
 

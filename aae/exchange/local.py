@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.compare import ComparedRow, reaped_row
 from isthmus.aae.exchange.wire import (
@@ -29,7 +30,6 @@ from isthmus.aae.exchange.wire import (
     TreeReadiness,
 )
 from isthmus.aae.ports import LedPartition, LocalReplicas, RpcHandler
-from isthmus.aae.scrub.row_audit import Scrubber
 from isthmus.aae.trees.tree import BRANCH_COUNT, LEAF_COUNT, Hashes
 from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.model.entry import decode_key_row
@@ -61,14 +61,14 @@ class LocalTrees:
         *,
         replicas: LocalReplicas,
         read_pool: Executor,
-        scrubber: Scrubber,
+        damaged: DamagedRows,
     ) -> None:
-        """`scrubber` checks segments soon after an exchange has read them."""
+        """`damaged` gets the segments that an exchange has read, to have them checked soon."""
         self._trees = trees
         self._store = store
         self._replicas = replicas
         self._pool = read_pool
-        self._scrubber = scrubber
+        self._damaged = damaged
 
     def request_handlers(self) -> dict[str, RpcHandler]:
         """Handlers of requests from other nodes, by method."""
@@ -121,7 +121,7 @@ class LocalTrees:
         if request.size_bits == SEGMENT_BITS:
             for one in led:
                 mine = one.places(request.segments, 0)
-                self._scrubber.check_soon(one.partition, request.segments[mine.start : min(mine.stop, covered)])
+                self._damaged.check_soon(one.partition, request.segments[mine.start : min(mine.stop, covered)])
         # The replica of a partition that moved may have been removed while it was read.
         still = {one.partition for one in self._replicas.led(request.bucket_type)}
         moved = "it moved from its node while its rows were read"

@@ -23,7 +23,7 @@ from isthmus.aae.ports import LedPartition, LocalReplicas
 from isthmus.repl.model.entry import KeyRow, decode_key_row
 from isthmus.repl.model.errors import CodecError, Corruption, IsthmusError, NotLeader, Overloaded
 from isthmus.repl.model.keys import Key, key_hash, segment_of
-from isthmus.repl.model.ports import DamageListener, NoDamageListener
+from isthmus.repl.model.ports import DamageListener
 from isthmus.repl.store.port import Snapshot, Store
 from isthmus.repl.store.rows import bucket_head
 from isthmus.repl.unforeseen import unforeseen
@@ -150,14 +150,15 @@ class Folds:
         *,
         replicas: LocalReplicas,
         actions: FoldActions,
+        damage_listener: DamageListener,
         read_pool: Executor,
     ) -> None:
+        """`damage_listener` gets damaged key rows."""
         self._store = store
         self._replicas = replicas
         self._actions = actions
         self._pool = read_pool
-        self.damage_listener: DamageListener = NoDamageListener()
-        """Gets damaged key rows."""
+        self._damage_listener = damage_listener
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._waiting = 0
 
@@ -173,7 +174,7 @@ class Folds:
         if self._replicas.led_partition(partition) is None:  # the replica may have been removed while it was read
             raise NotLeader(f"partition {partition} moved from this node while its rows were read")
         for segment in damaged:
-            self.damage_listener.on_damaged_row(partition, segment)
+            self._damage_listener.on_damaged_row(partition, segment)
         if request.dry or not (rows or page.found):
             return page
         keys = [Key(bucket_type, found.bucket, found.key) for found, _ in rows]

@@ -11,7 +11,7 @@ Rules: docs/protocol.md I-TREE.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import islice
@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 from xxhash import xxh64_intdigest
 
+from isthmus.aae.damaged_rows import SUSPECTS_MAX, DamagedRows
 from isthmus.aae.ports import LocalReplicas
 from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, HashTree
@@ -48,9 +49,6 @@ REST_SHARE: Final = 1.0
 APPLY_WAIT_S: Final = 0.5
 """How long a tree may lag behind the rows in the store; after that the segments wait for the next round."""
 
-SUSPECTS_MAX: Final = 256
-"""Segments that may wait for an early check; an exchange's further segments are left to the rounds."""
-
 HOLD_REASON: Final = "damaged rows are fetched again"
 """Shown as the reason why a tree is not built."""
 
@@ -68,6 +66,7 @@ class Scrubber:
         *,
         repair: RowRepair,
         replicas: LocalReplicas,
+        damaged: DamagedRows,
         pool: Executor,
     ) -> None:
         self._repair = repair
@@ -76,9 +75,7 @@ class Scrubber:
         self._store = store
         self._pool = pool
         self._next: dict[int, int] = {}
-        self._suspects: dict[tuple[int, int], None] = {}
-        self._to_repair: dict[int, dict[int, int]] = {}
-        self._wake = asyncio.Event()
+        self._damaged = damaged
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self.rows_total = 0
@@ -95,17 +92,6 @@ class Scrubber:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-
-    def check_soon(self, partition: int, segments: Iterable[int]) -> None:
-        """Check these segments soon: an exchange reads their rows because they may differ."""
-        for segment in islice(segments, SUSPECTS_MAX - len(self._suspects)):
-            self._suspects[partition, segment] = None
-            self._wake.set()
-
-    def repair_soon(self, partition: int, leaves: Mapping[int, int]) -> None:
-        """Repair the segments of {segment: correct leaf} soon; with an empty mapping all rows that cannot be read."""
-        self._to_repair.setdefault(partition, {}).update(leaves)
-        self._wake.set()
 
     async def _run(self) -> None:
         while True:
@@ -129,20 +115,17 @@ class Scrubber:
         while (left_s := end_s - loop.time()) > 0:
             try:
                 async with asyncio.timeout(left_s):
-                    await self._wake.wait()
+                    await self._damaged.reported()
             except TimeoutError:
                 return
-            self._wake.clear()
-            while self._to_repair:
-                await self._guarded(self._repair_segments(*self._to_repair.popitem()))
+            while (repair := self._damaged.take_repair()) is not None:
+                await self._guarded(self._repair_segments(*repair))
             await self._guarded(self.check_suspects())
 
     async def check_suspects(self) -> list[int]:
-        """Check the segments passed to `check_soon`; returns the wrong ones."""
+        """Check the segments that `DamagedRows.check_soon` got; returns the wrong ones."""
         found: list[int] = []
-        suspects, self._suspects = self._suspects, {}
-        for partition in {partition for partition, _ in suspects}:
-            segments = sorted(s for p, s in suspects if p == partition)
+        for partition, segments in self._damaged.take_suspects().items():
             try:
                 found += await self._confirmed(partition, segments)
                 await self._repair.repair_contradicting(partition, segments)

@@ -10,7 +10,7 @@ I-TREE, R-TREE.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.ports import LocalReplicas
 from isthmus.aae.trees.throttle import TreeThrottle
 from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, Hashes, HashTree
@@ -136,11 +137,13 @@ class TreeCache:
         *,
         directory: Path,
         replicas: LocalReplicas,
+        damaged: DamagedRows,
         time: TimeSource,
         rebuild_ms: int = 0,
     ) -> None:
         """`directory` holds the trees between a clean stop and the next start. Each tree is rebuilt every `rebuild_ms`;
-        0: only on request."""
+        0: only on request. `damaged` gets the segments in which a rebuilt tree differs from the one that it replaces,
+        and the partitions whose rows no tree can be built from."""
         self._rebuild_ms = rebuild_ms
         self._store = store
         self._directory = directory
@@ -153,9 +156,7 @@ class TreeCache:
         self._requested: set[int] = set()
         self._stopping = False
         self._numbers = count()
-        self.on_mismatch: Callable[[int, Mapping[int, int]], None] = lambda _partition, _leaves: None
-        """Called with a partition and {segment: correct leaf} when a rebuilt tree differs from the one that it
-        replaces; with an empty mapping each time that a tree cannot be built from the rows in the store."""
+        self._damaged = damaged
         self.cached: dict[int, CachedTree] = {}
         self.mismatches: list[Mismatch] = []
         self.mismatches_total = 0
@@ -403,7 +404,9 @@ class TreeCache:
             found = cached.tree.differing_leaves(tree)
             self.alarm(partition, [segment for segment, _, _ in found], cached.offset, "key store")
             if found:
-                self.on_mismatch(partition, {segment: int(leaf) for segment, leaf, _ in found[:MISMATCHES_KEPT]})
+                self._damaged.repair_soon(
+                    partition, {segment: int(leaf) for segment, leaf, _ in found[:MISMATCHES_KEPT]}
+                )
         cached.tree, cached.reason, cached.built_ms = tree, "", self._time.wall_ms()
         cached.failures, cached.failed_by = 0, ""
         log.info("trees.built", partition=partition, keys=build.keys, seconds=round(seconds, 3))
@@ -417,7 +420,7 @@ class TreeCache:
         cached.failures += 1
         cached.reason = cached.failed_by = why
         cached.retry_at_ms = self._time.now_ms() + pause_ms
-        self.on_mismatch(partition, {})
+        self._damaged.repair_soon(partition, {})
 
     def _is_current(self, partition: int, cached: CachedTree, build: TreeBuild) -> bool:
         """True while the build is of the replica that is open now, and no rows arrived except by entries."""

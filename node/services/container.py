@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.folds.fold_rpc import FoldRouter
 from isthmus.aae.folds.folds import Folds
 from isthmus.aae.row_stream.plan import RowPlan
@@ -188,6 +189,7 @@ class NodeServices:
                 cluster_address=str(address),
             ),
         )
+        damaged = DamagedRows()
         rpc = RpcRegistry()
         self.links = links_of(
             settings,
@@ -213,6 +215,7 @@ class NodeServices:
             links=self.links,
             time=self.time,
             options_of=self.options.core,
+            damage_listener=damaged,
             on_fatal=on_fatal,
         )
         self.property_cache = PropertyCache(metastore)
@@ -275,6 +278,7 @@ class NodeServices:
             cluster=facts,
             cluster_uuid=self.cluster_uuid,
             cluster_name=settings.node.cluster,
+            damage_listener=damaged,
             time=self.time,
             read_pool=self.read_pool,
         )
@@ -318,13 +322,13 @@ class NodeServices:
             self.time,
         )
         self.replicas = NodeReplicas(self.runtime, self.store)
-        self.fullsync = self._build_fullsync(metastore)
+        self.fullsync = self._build_fullsync(metastore, damaged)
         self.reaper.differences = ComparedDifferences(self.fullsync.scheduler)
         self.fullsync_status = FullSyncStatus(
             self.fullsync, self.queue_coverage, name, self.time, lambda cluster: self.sink.source_filters(cluster)
         )
         self.runtime.listeners.add(self.fullsync.trees)
-        self.folding = self._build_folding()
+        self.folding = self._build_folding(damaged)
         self.row_streams = RowStreams(
             self.store,
             cluster=self.cluster_uuid,
@@ -451,7 +455,7 @@ class NodeServices:
             ),
         )
 
-    def _build_fullsync(self, metastore: Metastore) -> FullSync:
+    def _build_fullsync(self, metastore: Metastore, damaged: DamagedRows) -> FullSync:
         settings = self.settings
         config = FullSyncConfig(
             settings.node.name,
@@ -465,6 +469,7 @@ class NodeServices:
             store=self.store,
             metastore=metastore,
             replicas=self.replicas,
+            damaged=damaged,
             members=self.membership,
             queue_types=self.queue_coverage,
             rpc=self.links,
@@ -489,10 +494,11 @@ class NodeServices:
         writes = WriteTraces(self.settings.traces, tracer, watch, machine().random())
         return NodeTraces(tracer, changes, watch, writes, SinkTraces(tracer, watch))
 
-    def _build_folding(self) -> FoldRouter:
+    def _build_folding(self, damaged: DamagedRows) -> FoldRouter:
         actions = FoldActionsImpl(self.repairs, self.reaper, self.coordinator, self.fullsync.row_repair)
-        folds = Folds(self.store, replicas=self.replicas, actions=actions, read_pool=self.read_pool)
-        folds.damage_listener = self.fullsync
+        folds = Folds(
+            self.store, replicas=self.replicas, actions=actions, damage_listener=damaged, read_pool=self.read_pool
+        )
         return FoldRouter(folds, node=self.settings.node.name, leaders=self.coordinator.routes, rpc=self.links)
 
     def on_records(self, records: Mapping[int, PartitionRecord]) -> None:

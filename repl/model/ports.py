@@ -102,7 +102,7 @@ class CursorWriter(Protocol):
 
 
 class DamageListener(Protocol):
-    """Gets reports of rows of the store that cannot be decoded, to have them repaired (`aae.service.FullSync`)."""
+    """Gets reports of rows of the store that cannot be decoded, to have them repaired (see `aae.damaged_rows`)."""
 
     def on_damaged_row(self, partition: int, segment: int | None, /) -> None:
         """Key rows of `segment` are damaged; None: a change row, or a row of an unknown segment."""

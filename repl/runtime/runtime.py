@@ -91,9 +91,11 @@ class Runtime:
         links: Links,
         time: TimeSource,
         options_of: Callable[[str], ReplicaOptions],
+        damage_listener: DamageListener,
         on_fatal: Callable[[Exception], None],
     ) -> None:
-        """`options_of` returns the options of new replicas of a bucket type; `on_fatal` ends the process."""
+        """`options_of` returns the options of new replicas of a bucket type; `damage_listener` gets rows that could not
+        be sent to a follower; `on_fatal` ends the process."""
         self.node, self.cluster_uuid = settings.node, settings.cluster_uuid
         self.store = store
         self.replog = replog
@@ -137,7 +139,7 @@ class Runtime:
             self.partitions, replog, self._storage, self._disk_full, self._streams, self
         )
         links.listener = self
-        self._transfer_sender = TransferSender(links, store, time, self)
+        self._transfer_sender = TransferSender(links, store, time, self, damage_listener)
         self._transfer_receiver = TransferReceiver(store, self._storage, time, self)
         self._replicas = ReplicaManager(
             node=settings.node,
@@ -309,10 +311,6 @@ class Runtime:
     async def drop_change(self, partition: Partition, offset: int, seen: bytes) -> bool:
         """See `Storage.drop_change`."""
         return await self._storage.drop_change(partition, offset, seen)
-
-    def report_damage_to(self, listener: DamageListener) -> None:
-        """Report each row that could not be sent to a follower."""
-        self._transfer_sender.damage_listener = listener
 
     def position_of(self, partition: int) -> tuple[int, int] | None:
         """(last epoch, LEO) of this node's replica of a partition; None when it has none."""

@@ -24,7 +24,7 @@ from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr.epochs import cut, epoch_at
 from isthmus.repl.isr.messages import FollowRejected, FollowRejection, TransferMetadata, TransferRequest, TransferRows
 from isthmus.repl.model.errors import Corruption, DamagedRow, LocalFault, StorageShort
-from isthmus.repl.model.ports import DamageListener, NoDamageListener, TimeSource
+from isthmus.repl.model.ports import DamageListener, TimeSource
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.store.port import REAPED, Snapshot, StateChunk, Store, TransferChunk
@@ -84,13 +84,15 @@ class _Round:
 class TransferSender:
     """State transfers from this node to all followers."""
 
-    def __init__(self, links: Links, store: Store, time: TimeSource, events: EventSink) -> None:
-        self.damage_listener: DamageListener = NoDamageListener()
-        """Gets rows that could not be read."""
+    def __init__(
+        self, links: Links, store: Store, time: TimeSource, events: EventSink, damage_listener: DamageListener
+    ) -> None:
+        """`damage_listener` gets rows that could not be read."""
         self._links = links
         self._store = store
         self._time = time
         self._events = events
+        self._damage_listener = damage_listener
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="transfer")
         self._rounds: dict[tuple[int, str], _Round] = {}
@@ -150,7 +152,7 @@ class TransferSender:
         self.rows_unreadable += 1
         log.error("transfer.row_unreadable", partition=partition, peer=to, error=str(error))
         round_.drop_snapshot()
-        self.damage_listener.on_damaged_row(partition, error.segment if isinstance(error, DamagedRow) else None)
+        self._damage_listener.on_damaged_row(partition, error.segment if isinstance(error, DamagedRow) else None)
         await asyncio.sleep(UNREADABLE_PAUSE_S)
 
     def _read(self, partition: int, round_: _Round, request: TransferRequest) -> TransferChunk | StateChunk | None:

@@ -26,6 +26,7 @@ from isthmus.repl.model.requests import Isolation
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.store.port import PartitionStep
 from tests.support.cluster_facts import FakeClusterFacts
+from tests.support.damage_reports import DamageReports
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.memory_store import MemoryStore
 from tests.support.queue_source import OURS, SINK, EntryFactory, FakeStore
@@ -49,6 +50,7 @@ class QueueNode:
         self.factory = EntryFactory(self.fake_store)
         self.store = MemoryStore()
         self.metastore = MemoryMetastore(ensemble)
+        self.damaged = DamageReports()
         self.refusals: list[IsthmusError] = []
         """Errors that the next CURSOR entries meet, one each."""
         self.soft_writes = 0
@@ -87,6 +89,7 @@ class QueueNode:
             cluster=self.facts,
             cluster_uuid=OURS,
             cluster_name="east",
+            damage_listener=self.damaged,
             time=self.clock,
             read_pool=self.pool,
         )

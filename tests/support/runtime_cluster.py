@@ -31,6 +31,7 @@ from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from tests.support.coordinator_cluster import handlers_of
+from tests.support.damage_reports import DamageReports
 from tests.support.memory_links import MemoryLinks, MemoryNetwork
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.waiting import PATIENCE_S
@@ -85,6 +86,7 @@ class Node:
     links: MemoryLinks
     disk: FullableFiles
     failures: list[Exception]
+    damaged: DamageReports
 
     def partition(self, partition: int = 0) -> Partition:
         return self.runtime.partitions[partition]
@@ -157,6 +159,7 @@ async def run_node(
         durability=durability,
     )
     failures: list[Exception] = []
+    damaged = DamageReports()
     registrar = Registrar(metastore, identity, Registration(node, 0, True, cluster_address=f"{node}:1", id=number))
     handlers: dict[str, Callable[[str, bytes], Awaitable[bytes]]] = {}
 
@@ -181,6 +184,7 @@ async def run_node(
         links=links,
         time=SystemTime(),
         options_of=lambda _bucket_type: options or ReplicaOptions(),
+        damage_listener=damaged,
         on_fatal=failures.append,
     )
     pool = ThreadPoolExecutor(1)
@@ -226,7 +230,9 @@ async def run_node(
     runtime.start()
     runtime.session_started(await registrar.register())
     controller.start()
-    member = Node(node, runtime, coordinator, controller, metastore, identity, registrar, links, disk, failures)
+    member = Node(
+        node, runtime, coordinator, controller, metastore, identity, registrar, links, disk, failures, damaged
+    )
     try:
         if wait:
             await eventually(lambda: member.ready)

@@ -18,6 +18,7 @@ import msgpack
 import pytest
 import structlog
 
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.exchange import cluster as cluster_trees
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.aae.exchange.run import ExchangeScope
@@ -309,8 +310,11 @@ async def test_replicas_that_cannot_be_checked_leave_the_others_theirs(
     async def repaired(*_given: Any) -> None:
         pass
 
+    damaged = DamagedRows()
+    for partition, segment in ((1, 5), (2, 6)):
+        damaged.check_soon(partition, [segment])
     audit: Any = SimpleNamespace(
-        _suspects={(1, 5): None, (2, 6): None},
+        _damaged=damaged,
         _confirmed=confirmed,
         _repair=SimpleNamespace(repair_contradicting=repaired),
     )

@@ -31,7 +31,6 @@ from isthmus.repl.store.leveldb import plyvel
 from isthmus.repl.store.port import Store
 from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG
 from tests.component.runtime.test_several_nodes import fill
-from tests.support.damage_reports import DamageReports
 from tests.support.fullsync_fakes import lone_repair
 from tests.support.memory_metastore import MemoryMetastore
 from tests.support.runtime_cluster import Cluster, Node, eventually
@@ -470,8 +469,7 @@ async def test_a_row_that_the_leader_cannot_give_does_not_end_it(
         await t.kill(away.node)
         leader = await t.led()
         await trimmed_beyond(leader, end)
-        reported = DamageReports()
-        leader.runtime.report_damage_to(reported)
+        reported = leader.damaged
         driver = leader.runtime.store._db  # type: ignore[attr-defined]
         serving = leader.runtime._transfer_sender
         tag = rows.OBJECT_TAG, rows.CHANGE_TAG

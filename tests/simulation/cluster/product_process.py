@@ -41,6 +41,7 @@ from tests.simulation.cluster.metastore_values import ProcessValues
 from tests.simulation.cluster.process import ORIGIN, Process
 from tests.simulation.cluster.reaps import LIMITS, PROPERTIES, TYPE, P, RowStateTransfers, RowStore
 from tests.support.cluster_facts import FakeClusterFacts
+from tests.support.damage_reports import DamageReports
 from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ class QueueProcess(Process):
                 cluster=ReplicaFacts(self),
                 cluster_uuid=ORIGIN,
                 cluster_name="ours",
+                damage_listener=DamageReports(),
                 time=self.time,
                 read_pool=cast(Executor, None),
             )

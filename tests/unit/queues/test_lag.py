@@ -17,7 +17,6 @@ from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.property_digests import PropertyDifference, scope_digest
-from tests.support.damage_reports import DamageReports
 from tests.support.queue_listings import listed_queues
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET, THIRD
@@ -457,7 +456,7 @@ async def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch)
 
     queue_node = QueueNode(QueueSettings("q"))
     await queue_node.start(lead=False)
-    queue_node.queues.damage_listener = reported = DamageReports()
+    reported = queue_node.damaged
     damaged: set[bytes] = {b"ours", b"theirs"}
     read = queue_node.store.key_row
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgpack
 import pytest
 import zstandard
 
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.cluster import ClusterTrees, Incomplete
 from isthmus.aae.exchange.compare import ComparedRow, reaped_row
@@ -42,14 +42,16 @@ class FakeCluster:
         self.histories = [History(partition) for partition in range(COUNT)]
         self.leaders: dict[int, str] = {partition: "abc"[partition % 3] for partition in range(COUNT)}
         self.unreachable: set[str] = set()
-        self.trees = TreeCache(self.store, directory=directory, replicas=FakeReplicas(), time=SystemTime())
+        self.trees = TreeCache(
+            self.store, directory=directory, replicas=FakeReplicas(), damaged=DamagedRows(), time=SystemTime()
+        )
         self.nodes = {
             name: LocalTrees(
                 self.trees,
                 self.store,
                 replicas=FakeReplicas(led=lambda _type, n=name: self.led(n)),  # type: ignore[misc]
                 read_pool=pool,
-                scrubber=SimpleNamespace(check_soon=lambda *_: None),  # type: ignore[arg-type]
+                damaged=DamagedRows(),
             )
             for name in "abc"
         }

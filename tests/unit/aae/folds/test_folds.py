@@ -88,6 +88,7 @@ class FoldFixture:
     def __init__(self, store: LevelStore, pool: ThreadPoolExecutor) -> None:
         self.store = store
         self.actions = FakeFoldActions()
+        self.damaged = DamageReports()
         self.names: list[tuple[bytes, bytes]] = []
         entries = []
         for n in range(300):
@@ -120,6 +121,7 @@ class FoldFixture:
                 led_partition=lambda p: (b"default", LedPartition(PARTITION, 0, 1)) if p == PARTITION else None
             ),
             actions=self.actions,
+            damage_listener=self.damaged,
             read_pool=pool,
         )
 
@@ -431,16 +433,15 @@ async def test_a_damaged_key_row_ends_no_fold(fixture: FoldFixture, kind: FoldKi
     before = sum(page.matched for page in await fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True)))
     name = rows.prefixes(PARTITION).key + rows.segment_name(segment_of(key_hash(bucket, key)))
     fixture.store._db.put(name + rows.bucket_head(bucket) + key, b"\xc1 no row")
-    fixture.folds.damage_listener = reported = DamageReports()
     pages = await fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True))
     assert sum(page.refused[UNREADABLE] for page in pages) == 1
     assert sum(page.matched for page in pages) == before - (
         0 if kind in (FoldKind.FIND_TOMBS, FoldKind.REAP_TOMBS) else 1
     )
-    assert reported == [(PARTITION, segment_of(key_hash(bucket, key)))]
-    reported.clear()
+    assert fixture.damaged == [(PARTITION, segment_of(key_hash(bucket, key)))]
+    fixture.damaged.clear()
     elsewhere = await fixture.all_pages(
         FoldRequest(kind, scope._replace(bucket=fixture.names[0][0]), queue="to-west", dry=True)
     )
     assert not any(page.refused for page in elsewhere)
-    assert not reported
+    assert not fixture.damaged

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import pytest
 
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.scrub import replica_agreement, row_repair
 from isthmus.aae.scrub.replica_agreement import ReplicaTreeCheck
 from isthmus.aae.trees.tree import HashTree
@@ -32,7 +33,9 @@ class Replica:
 
     def __init__(self, directory: Path) -> None:
         self.store = MemoryStore()
-        self.trees = TreeCache(self.store, directory=directory, replicas=FakeReplicas(), time=SystemTime())
+        self.trees = TreeCache(
+            self.store, directory=directory, replicas=FakeReplicas(), damaged=DamagedRows(), time=SystemTime()
+        )
         self.trees.cached[PARTITION] = CachedTree(b"default", 1, HashTree(), 0)
         self.pool = ThreadPoolExecutor(1)
         self.mending = lone_repair(self.store, self.pool, FakeRpc(self.looks))

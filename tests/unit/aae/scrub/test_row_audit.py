@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 from structlog.testing import capture_logs
 
+from isthmus.aae.damaged_rows import SUSPECTS_MAX
 from isthmus.aae.scrub import row_audit
 from isthmus.aae.scrub.row_audit import Scrubber
 from isthmus.aae.trees import tree_cache
@@ -63,6 +64,7 @@ async def prepared(fixture: TreeFixture, count: int) -> Scrubber:
         fixture.store,
         repair=lone_repair(fixture.store, pool),
         replicas=FakeReplicas(fixture.snapshots),
+        damaged=fixture.damaged,
         pool=pool,
     )
 
@@ -118,7 +120,7 @@ async def test_an_object_that_cannot_be_read_hides_no_damaged_row(
 
         monkeypatch.setattr(fixture.store, "object", unreadable)
         with capture_logs() as logs:
-            audit.check_soon(PARTITION, [segment])
+            fixture.damaged.check_soon(PARTITION, [segment])
             assert await audit.check_suspects() == [segment]
         assert fixture.trees.mismatches_total == 1
         assert [one["damaged"] for one in logs if one["event"] == "trees.rows_are_wrong"] == [["b'b'/b'7'"]]
@@ -153,13 +155,13 @@ async def test_segments_read_by_an_exchange_are_audited_soon_up_to_a_limit(tmp_p
         audit = await prepared(fixture, 200)
         audit.start()
         segment = damage(fixture, b"5", other_hash)
-        audit.check_soon(PARTITION, range(segment - 3, segment + 3))
+        fixture.damaged.check_soon(PARTITION, range(segment - 3, segment + 3))
         await eventually(lambda: fixture.trees.mismatches_total == 1)
         assert fixture.trees.mismatches[0].segment == segment
         await eventually(lambda: ready(fixture) and fixture.matches_store())
         await ended(audit)
-        audit.check_soon(PARTITION, range(10_000))
-        assert len(audit._suspects) == row_audit.SUSPECTS_MAX
+        fixture.damaged.check_soon(PARTITION, range(10_000))
+        assert len(fixture.damaged.take_suspects()[PARTITION]) == SUSPECTS_MAX
 
 
 async def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +218,7 @@ async def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
             assert not leaves
             pauses_ms.append(cached.retry_at_ms - fixture.trees._time.now_ms())
 
-        fixture.trees.on_mismatch = wrong
+        monkeypatch.setattr(fixture.damaged, "repair_soon", wrong)
         with capture_logs() as logged:
             damage(fixture, b"7", lambda data: b"\xc1" + data)
             fixture.trees.invalidate(PARTITION)

@@ -18,7 +18,6 @@ from isthmus.repl.model.errors import Corruption, LocalFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.store.port import Change, DamagedChange
 from isthmus.repl.unforeseen import unforeseen
-from tests.support.damage_reports import DamageReports
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET
 from tests.unit.queues.test_lag import lag
@@ -62,7 +61,7 @@ async def test_a_damaged_change_row_is_mended_before_it_is_passed_over(monkeypat
     it, and there is no gap."""
     queue_node = QueueNode(QueueSettings("q"))
     await queue_node.start(lead=False)
-    queue_node.queues.damage_listener = reported = DamageReports()
+    reported = queue_node.damaged
     damaged = damage_rows(queue_node, monkeypatch)
     try:
         queue_node.put(b"before", b"damaged", b"behind")
@@ -109,7 +108,8 @@ async def test_a_damaged_change_row_that_is_not_mended_is_a_gap_and_the_later_on
         await node.crash()
         with structlog.testing.capture_logs() as lines:
             await node.start()
-            node.queues.damage_listener = reported = DamageReports()
+            reported = node.damaged
+            reported.clear()
             await node.eventually(lambda: P in node.queues.named("q").machine.windows)
             assert await fetch_all(node, 2) == [b"before"]
             await node.eventually(lambda: node.queues.named("q").machine.windows[P].contiguous)
@@ -178,7 +178,7 @@ async def test_an_object_that_cannot_be_read_is_a_gap_and_the_others_are_deliver
     be read, the repair that a full-sync queues brings it (R-GAP)."""
     monkeypatch.setattr(unforeseen._limit, "due", lambda _subject: 0)
     async with audited_node(unserved()) as node:
-        node.queues.damage_listener = reported = DamageReports()
+        reported = node.damaged
         whole = node.store.object
         monkeypatch.setattr(node.store, "object", broken_object(whole, how))
         before = len([each for each in unforeseen.recent() if each.event == "queue.object_failed"])

@@ -13,6 +13,7 @@ from isthmus.repl.runtime.transfer_sender import TransferSender, _Round
 from isthmus.repl.store.port import PartitionStep, TransferChunk
 from isthmus.repl.transport.port import Links
 from tests.contract.test_store_reaps import barrier, deleted, reap
+from tests.support.damage_reports import DamageReports
 from tests.support.memory_store import MemoryStore
 
 REAPED_AT = 2
@@ -36,7 +37,7 @@ async def test_a_replica_that_ends_below_a_reap_gets_no_incremental_rows(positio
     store.write([PartitionStep(0, [barrier(0), deleted(1), reap(REAPED_AT, 1), deleted(3)])])
     clock = cast(TimeSource, None)
     links = cast(Links, None)
-    serving = TransferSender(links, store, clock, cast(EventSink, None))
+    serving = TransferSender(links, store, clock, cast(EventSink, None), DamageReports())
     try:
         asked = TransferRequest(1, 1, 1, position, 1 if position else 0, 1, 0, b"")
         chunk = serving._read(0, _Round(), asked)

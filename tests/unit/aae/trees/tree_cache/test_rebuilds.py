@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.ports import ReplicaSnapshot
 from isthmus.aae.trees.throttle import TreeThrottle
 from isthmus.aae.trees.tree import HashTree
@@ -65,7 +66,14 @@ async def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) 
     entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
     store.write([PartitionStep(3, entries)])
     copy = ReplicaSnapshot(3, b"default", 1, len(entries), True)
-    trees = TreeCache(store, directory=tmp_path, replicas=FakeReplicas(lambda: [copy]), time=clock, rebuild_ms=EVERY_MS)
+    trees = TreeCache(
+        store,
+        directory=tmp_path,
+        replicas=FakeReplicas(lambda: [copy]),
+        damaged=DamagedRows(),
+        time=clock,
+        rebuild_ms=EVERY_MS,
+    )
     trees.start()
 
     async def looked(builds: int) -> None:
@@ -115,7 +123,9 @@ async def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
         entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
         store.write([PartitionStep(partition, entries)])
         copies.append(ReplicaSnapshot(partition, b"default", 1, len(entries), True))
-    trees = TreeCache(store, directory=tmp_path, replicas=FakeReplicas(lambda: copies), time=clock)
+    trees = TreeCache(
+        store, directory=tmp_path, replicas=FakeReplicas(lambda: copies), damaged=DamagedRows(), time=clock
+    )
     trees.start()
 
     async def looked(found: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.ports import ReplicaSnapshot
 from isthmus.aae.trees.tree import HashTree
 from isthmus.aae.trees.tree_builder import TreeBuild, row_leaf
@@ -39,11 +40,18 @@ class TreeFixture:
         self.applied = 0
         self.whole = True
         self.log_id = 7
+        self.damaged = DamagedRows()
         self.trees = self.new_cache()
 
     def new_cache(self) -> TreeCache:
         """A tree cache as in a new process."""
-        return TreeCache(self.store, directory=self.directory, replicas=FakeReplicas(self.snapshots), time=LoopTime())
+        return TreeCache(
+            self.store,
+            directory=self.directory,
+            replicas=FakeReplicas(self.snapshots),
+            damaged=self.damaged,
+            time=LoopTime(),
+        )
 
     def snapshots(self) -> list[ReplicaSnapshot]:
         """The one replica, as the event loop sees it."""
