@@ -300,7 +300,6 @@ class NodeServices:
             barrier=TombstoneBarrier(self.queues, self.store, self.coordinator),
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
-        self.property_cache.on_change.append(self.reaper.properties_changed)
         self.coordinator.unreplicated = self.queues.is_unreplicated
         self.queue_positions = ClusterQueuePositions(
             self.query, self.membership, self.controller, self.queues, self.cluster_uuid

@@ -292,7 +292,7 @@ def scope_digests(settings: PropertySettings) -> ScopeDigests | None:
 
 
 class PropertyCache:
-    """The newest properties that this node could read, and their effect. `on_change` are called on the event loop."""
+    """The newest properties that this node could read, and their effect."""
 
     def __init__(self, metastore: Metastore) -> None:
         self._document = WatchedDocument(
@@ -309,7 +309,6 @@ class PropertyCache:
         """Computed when the settings change, since every fetch and every answer to one carries them."""
         self._scope_digests: ScopeDigests | None = {}
         """Computed when the settings change, too."""
-        self.on_change: list[Callable[[], None]] = []
 
     def of_type(self, bucket_type: bytes) -> TypeProperties:
         """The properties of a bucket type's buckets."""
@@ -341,5 +340,3 @@ class PropertyCache:
         self.settings, self._types = settings, settings.effective()
         self._digests = _digests(settings)
         self._scope_digests = scope_digests(settings)
-        for notify in self.on_change:
-            notify()

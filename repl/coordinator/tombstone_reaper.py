@@ -178,7 +178,9 @@ class Reaped(NamedTuple):
 class _Led:
     """The state of a partition that is led here."""
 
-    def __init__(self) -> None:
+    def __init__(self, properties: TypeProperties) -> None:
+        self.properties = properties
+        """Those by which candidates were found."""
         self.candidates: dict[tuple[bytes, bytes], Tombstone] = {}
         self.walk_after: tuple[bytes, bytes] | None = None
         self.walking = True
@@ -187,6 +189,13 @@ class _Led:
         self.left_behind = False
         self.waits = ""
         """Why the oldest due candidate is still there."""
+
+    def follow(self, properties: TypeProperties) -> None:
+        """Look for candidates again if the properties were read again: other tombstones may be due now."""
+        if properties is not self.properties:
+            self.properties = properties
+            self.candidates.clear()
+            self.walking, self.walk_after, self.walk_at_s = True, None, 0.0
 
 
 class Reaper:
@@ -236,16 +245,10 @@ class Reaper:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def properties_changed(self) -> None:
-        """Look for candidates again: other tombstones may be due now."""
-        for led in self._led.values():
-            led.candidates.clear()
-            led.walking, led.walk_after, led.walk_at_s = True, None, 0.0
-
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:  # noqa: ARG002
         """See `repl.model.ports.ApplyListener`."""
         if leading:
-            self._led[partition] = _Led()
+            self._led[partition] = _Led(self._properties.of_type(self._runtime.partitions[partition].bucket_type))
         else:
             self._led.pop(partition, None)
 
@@ -295,7 +298,8 @@ class Reaper:
                 if partition is None or led is None or not partition.replica.ready:
                     continue
                 try:
-                    if not self._properties.of_type(partition.bucket_type).reaps:
+                    led.follow(self._properties.of_type(partition.bucket_type))
+                    if not led.properties.reaps:
                         continue
                     await asyncio.sleep(0)
                     if self._led.get(partition_id) is not led or not partition.replica.ready:

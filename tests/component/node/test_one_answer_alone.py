@@ -639,10 +639,11 @@ async def test_partitions_whose_tombstones_or_actors_fail_leave_the_others_their
 
     replica = SimpleNamespace(ready=True)
     partitions = {each: SimpleNamespace(id=each, replica=replica, bucket_type=b"t") for each in (1, 2)}
+    kind = SimpleNamespace(reaps=True)
     reaper: Any = SimpleNamespace(
-        _led={1: object(), 2: object()},
+        _led={each: SimpleNamespace(follow=lambda _kind: None, properties=kind) for each in (1, 2)},
         _runtime=SimpleNamespace(partitions=partitions),
-        _properties=SimpleNamespace(of_type=lambda _type: SimpleNamespace(reaps=True)),
+        _properties=SimpleNamespace(of_type=lambda _type: kind),
         _walk=walk,
         _reap_due=lambda *_: None,
     )

@@ -253,7 +253,6 @@ async def test_older_tombstones_are_found_by_a_scan() -> None:
         await asyncio.sleep(0.03)
         assert w.in_store() is not None
         w.kind = TypeProperties(IMMEDIATE, {})
-        w.reapers["n1"].properties_changed()
         await w.wait_until_removed(KEY, SECOND, THIRD)
 
 
