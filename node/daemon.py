@@ -454,6 +454,7 @@ class Node:
                 services.links.metrics,
                 services.queues.metrics,
                 services.reaper.metrics,
+                services.recall.metrics,
                 services.sink.metrics,
                 services.fullsync.metrics,
                 services.row_streams.metrics,

@@ -87,6 +87,8 @@ from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.coordinator.tombstone_recall import TombstoneRecall
+from isthmus.repl.coordinator.tombstone_writes import TombstoneWrites
 from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.record import PartitionRecord, Registration
@@ -290,21 +292,19 @@ class NodeServices:
         self.traces = None if resources.tracer is None else self._build_traces(resources.tracer)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool, self.witness)
         self.queue_coverage = QueueCoverage(self.queues, self.controller)
-        self.reaper = Reaper(
+        tombstones = TombstoneWrites(self.runtime, write_limits_of(settings), self.property_cache)
+        self.recall = TombstoneRecall(
             self.runtime,
+            tombstones,
             links=self.links,
             routes=self.coordinator.routes,
-            read_pool=self.read_pool,
-            limits=write_limits_of(settings),
-            properties=self.property_cache,
-            barrier=TombstoneBarrier(self.queues, self.store, self.coordinator),
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
         self.coordinator.unreplicated = self.queues.is_unreplicated
         self.queue_positions = ClusterQueuePositions(
             self.query, self.membership, self.controller, self.queues, self.cluster_uuid
         )
-        self.repairs = RepairQueue(self.queues, self.reaper, self.time)
+        self.repairs = RepairQueue(self.queues, self.recall, self.time)
         self.clocks = ClockWatch(
             self.links,
             lambda: self.membership.live_nodes() - {name},
@@ -322,7 +322,16 @@ class NodeServices:
         )
         self.replicas = NodeReplicas(self.runtime, self.store)
         self.fullsync = self._build_fullsync(metastore, damaged)
-        self.reaper.differences = ComparedDifferences(self.fullsync.scheduler)
+        self.reaper = Reaper(
+            self.runtime,
+            tombstones,
+            links=self.links,
+            routes=self.coordinator.routes,
+            read_pool=self.read_pool,
+            barrier=TombstoneBarrier(self.queues, self.store, self.coordinator),
+            differences=ComparedDifferences(self.fullsync.scheduler),
+            request_timeout_ms=settings.listen.request_timeout_ms,
+        )
         self.fullsync_status = FullSyncStatus(
             self.fullsync, self.queue_coverage, name, self.time, lambda cluster: self.sink.source_filters(cluster)
         )
@@ -388,6 +397,7 @@ class NodeServices:
             self.controller,
             self.leader_balance,
             self.reaper,
+            self.recall,
             self.fullsync,
             self.folding,
             self.row_plan,

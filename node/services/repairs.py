@@ -18,6 +18,7 @@ from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.service import QueueService
 from isthmus.queues.window_rules import BULK_PRIORITIES, FOLD, FULL_SYNC
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.coordinator.tombstone_recall import TombstoneRecall
 from isthmus.repl.model.errors import CodecError, IsthmusError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE
@@ -36,9 +37,9 @@ line (`node.cli.node_listener.ANSWER_TIMEOUT_S`), so that the refusal names the 
 class RepairQueue(Repairs):
     """References of full-sync (`aae.scheduling.check.Repairs`), and of folds: bulk references of two priorities."""
 
-    def __init__(self, queues: QueueService, reaper: Reaper, time: TimeSource) -> None:
+    def __init__(self, queues: QueueService, recall: TombstoneRecall, time: TimeSource) -> None:
         self._queues = queues
-        self._reaper = reaper
+        self._recall = recall
         self._time = time
 
     def key_filter(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
@@ -65,7 +66,7 @@ class RepairQueue(Repairs):
 
     async def recall(self, keys: Sequence[Key]) -> Collection[Key]:
         """See Repairs."""
-        return await self._reaper.recall(keys)
+        return await self._recall.recall(keys)
 
     def refused_count(self, queue: str) -> int:
         """See Repairs."""

@@ -7,7 +7,7 @@ tombstone. Where there are queues, a tombstone of another cluster is first writt
 all of them offer it. The status names what each partition waits for.
 
 Candidates come from applied entries. Beyond CANDIDATES_MAX, and after a change of leader or of properties, they come
-from a walk over the partition's keys, a page at a time. `repl.coordinator.write_batch` makes the entries;
+from a walk over the partition's keys, a page at a time. `repl.coordinator.tombstone_writes` makes the entries;
 `queues.tombstone_barrier` decides which queues still need a tombstone.
 """
 
@@ -22,88 +22,20 @@ from typing import Final, NamedTuple
 import msgpack
 import structlog
 
-from isthmus.repl.coordinator.reads import another_actor, not_led
+from isthmus.repl.coordinator.reads import not_led
 from isthmus.repl.coordinator.routing import RoutingTable
-from isthmus.repl.coordinator.write_batch import CurrentVersion, WriteBatch, WriteLimits
+from isthmus.repl.coordinator.tombstone_writes import ReapBatch, TombstoneWrites
 from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, KeyRow, decode_key_row
-from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady, OutcomeUnknown, Retryable
+from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash
-from isthmus.repl.model.objects import TOMBSTONE, Object, Summary, encode_with_summary, written
-from isthmus.repl.model.ports import AppliedEntries, NoDifferences, ReapBarrier, UnrepairedDifferences
-from isthmus.repl.model.properties import PropertySource, TypeProperties
-from isthmus.repl.model.vclock import increment, of_partition, pack_counter
+from isthmus.repl.model.ports import AppliedEntries, ReapBarrier, UnrepairedDifferences
+from isthmus.repl.model.properties import TypeProperties
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
-from isthmus.repl.runtime.waiters import BatchResult, PendingBatch
 from isthmus.repl.store.port import DamagedChange
-from isthmus.repl.store.reaped_pushes import reap_entry
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
 from isthmus.repl.unforeseen import unforeseen
-
-
-class ReapBatch:
-    """Entries about tombstones: REAP removes one, a restatement writes it once more, a recall one that was removed."""
-
-    def __init__(self, batch: WriteBatch) -> None:
-        """The entries are added to `batch`."""
-        self.batch = batch
-
-    def reap(self, key: Key, hash64: int, offset: int) -> bool:
-        """Remove the tombstone that was written at `offset`; False if it is no longer the key's current version."""
-        row, batch = self._tombstone(key, hash64, offset), self.batch
-        if row is None:
-            return False
-        batch.add(reap_entry(batch.header(), batch.cluster_uuid, key, hash64, offset, Summary(*row[:-1])))
-        return True
-
-    def restate(self, key: Key, hash64: int, offset: int, *, leaving: bool = False) -> bool:
-        """Write the tombstone once more as a change of this cluster, so that every queue offers it; False as in `reap`.
-
-        It gets a dot of this partition if it has none: a cluster whose dot it has stores it no more once it is reaped
-        there, so that tombstones do not circulate in a mesh."""
-        row, batch = self._tombstone(key, hash64, offset), self.batch
-        if row is None:
-            return False
-        current, actor = CurrentVersion(row, None), batch.partition.actor
-        obj = batch.read_object(current, key)
-        if not of_partition(obj.clock, batch.partition.actor_prefix):
-            clock = increment(obj.clock, actor, pack_counter(batch.epoch, batch.next_offset), batch.now_ms // 1000)
-            obj = Object(clock, obj.siblings)
-        encoded, summary = encode_with_summary(obj)
-        kind = EntryKind.LEAVING if leaving else EntryKind.DATA
-        batch.add_object(key, hash64, current, encoded, summary, batch.cluster_uuid, b"", kind)
-        return True
-
-    def recall(self, key: Key, hash64: int) -> bool:
-        """Write the tombstone of a reaped key once more, under its remembered clock and a dot of this partition.
-
-        Every queue offers it then: another cluster still holds a value that it had seen. False if the key is here, or
-        its clock is forgotten. Raises TooLarge."""
-        batch = self.batch
-        if batch.current(hash64, key.bucket, key.key) is not None:
-            return False
-        last = batch.reaped_clock((key.bucket, key.key))
-        if not last:
-            return False
-        properties = batch.properties.of(key.bucket)
-        dot = (batch.partition.actor, pack_counter(batch.epoch, batch.next_offset))
-        obj = written(Object(last, ()), last, TOMBSTONE, dot, batch.now_ms, properties)
-        encoded, summary = encode_with_summary(obj)
-        kind = EntryKind.LEAVING if properties.repl_reap else EntryKind.DATA
-        batch.add_object(key, hash64, None, encoded, summary, batch.cluster_uuid, b"", kind)
-        return True
-
-    def _tombstone(self, key: Key, hash64: int, offset: int) -> KeyRow | None:
-        """The key's row, if it is the tombstone written at `offset`, and applied."""
-        current = self.batch.current(hash64, key.bucket, key.key)
-        if current is None or current.pending is not None:
-            return None
-        return current.row if current.row.tombstone and current.row.offset == offset else None
-
-
-def _is_key(raw: object) -> bool:
-    return isinstance(raw, list) and len(raw) == len(Key._fields) and all(type(one) is bytes for one in raw)
 
 
 class Tombstone(NamedTuple):
@@ -131,13 +63,6 @@ log = structlog.get_logger(__name__)
 
 METHOD: Final = "kv.reap"
 """The request to the leader's node: msgpack [bucket type, bucket, key] -> [outcome, reason]."""
-
-RECALL: Final = "kv.recall"
-"""The request to the leaders' node: msgpack [[bucket type, bucket, key], ...] -> [true where the tombstone was written
-once more, ...]."""
-
-RECALLS_AT_ONCE: Final = 500
-"""Most keys of one RECALL request, as many as full-sync repairs at once; longer ones are refused."""
 
 TICK_S: Final = 0.5
 """Pause between two turns: a tombstone of `delete_mode = immediate` stays for about this time."""
@@ -204,32 +129,30 @@ class Reaper:
     def __init__(
         self,
         runtime: Runtime,
+        writes: TombstoneWrites,
         *,
         links: Links,
         routes: RoutingTable,
         read_pool: Executor,
-        limits: WriteLimits,
-        properties: PropertySource,
         barrier: ReapBarrier,
+        differences: UnrepairedDifferences,
         request_timeout_ms: int,
     ) -> None:
         self._runtime = runtime
+        self._writes = writes
         self._links = links
         self._routes = routes
         self._pool = read_pool
-        self._limits = limits
-        self._properties = properties
+        self._properties = writes.properties
         self._barrier = barrier
+        self._differences = differences
         self._timeout_ms = request_timeout_ms
-        self.differences: UnrepairedDifferences = NoDifferences()
-        """Set by the node."""
         self._led: dict[int, _Led] = {}
         self._task: asyncio.Task[None] | None = None
         self.reaped_count = 0
         self.restated_count = 0
         self.announced_count = 0
         self.told_count = 0
-        self.recalled_count = 0
         runtime.listeners.add(self)
 
     # -- life -----------------------------------------------------------------------------------------
@@ -377,7 +300,7 @@ class Reaper:
             led.waits = ""
         if not due:
             return
-        reaps, reaped_before = self._batch(partition), self.reaped_count
+        reaps, reaped_before = self._writes.batch(partition), self.reaped_count
         first_obstacle = ""
         for found in due[:CHECKS_AT_ONCE]:
             if len(reaps.batch.entries) >= ENTRIES_AT_ONCE or self.reaped_count - reaped_before >= REAPS_AT_ONCE:
@@ -390,13 +313,7 @@ class Reaper:
                 first_obstacle = first_obstacle or waits
                 led.candidates[name] = found  # if there are many, behind the others
         led.waits = first_obstacle or led.waits
-        self._append(partition, reaps.batch)
-
-    def _batch(self, partition: Partition) -> ReapBatch:
-        runtime = self._runtime
-        kind = self._properties.of_type(partition.bucket_type)
-        now_ms = runtime.time.wall_ms()
-        return ReapBatch(WriteBatch(partition, runtime.store, runtime.cluster_uuid, self._limits, kind, now_ms, {}))
+        self._writes.append(partition, reaps.batch)
 
     def _propose(self, partition: Partition, reaps: ReapBatch, found: Tombstone) -> str:
         """Add the entry for a tombstone to `reaps`; returns why it must wait, "" if it was added or the tombstone is
@@ -423,18 +340,7 @@ class Reaper:
         if missing:
             return f"replica {missing[0]} is not in sync: it may not have the tombstone"
         waits = self._barrier.blocked_by(partition.id, found.offset, partition.bucket_type, found.bucket)
-        return waits or self.differences.difference_of(Key(partition.bucket_type, found.bucket, found.key))
-
-    def _append(self, partition: Partition, batch: WriteBatch) -> None:
-        """Append the entries. Raises Retryable when nothing was appended."""
-        if not batch.entries:
-            return
-        if partition.overtaken_actor == partition.actor:
-            raise another_actor(partition)  # a tombstone, too, would claim to have seen what was lost
-        refused = self._runtime.append(partition, batch.entries, self._runtime.time.now_ms())
-        if refused is not None:
-            raise refused
-        partition.unapplied.add_pending_rows(batch.new_rows)
+        return waits or self._differences.difference_of(Key(partition.bucket_type, found.bucket, found.key))
 
     # -- one key --------------------------------------------------------------------------------------
 
@@ -455,99 +361,6 @@ class Reaper:
                 return Reaped(outcome, reason)
         raise CodecError(f"node {refused.leader} sent an invalid answer to {METHOD}")
 
-    # -- recalls --------------------------------------------------------------------------------------
-
-    async def recall(self, keys: Sequence[Key]) -> set[Key]:
-        """Write the tombstones of reaped keys once more (`ReapBatch.recall`), at any node; returns those that were
-        written and applied. The others are here, are forgotten, or could not be written now, which is logged: the next
-        check finds them again."""
-        groups: dict[str, list[Key]] = {}
-        for key in keys:
-            partition_id = self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))
-            partition = self._runtime.partitions.get(partition_id)
-            if partition is not None and partition.replica.ready:
-                groups.setdefault("", []).append(key)
-                continue
-            refused = not_led(self._runtime, self._routes, partition_id)
-            if isinstance(refused, NotLeader) and refused.leader is not None:
-                groups.setdefault(refused.leader, []).append(key)
-        done: set[Key] = set()
-        for node, group in groups.items():
-            for at in range(0, len(group), RECALLS_AT_ONCE):
-                part = group[at : at + RECALLS_AT_ONCE]
-                try:
-                    written = await (self._recall_at(node, part) if node else self._recall_here(part))
-                except IsthmusError as error:
-                    log.info("reap.not_recalled", peer=node, count=len(part), reason=error.reason, error=str(error))
-                except Exception as error:
-                    unforeseen.exception("reap.recall_bug", error, peer=node)
-                else:
-                    done.update(key for key, yes in zip(part, written, strict=True) if yes)
-        return done
-
-    async def _recall_at(self, node: str, keys: Sequence[Key]) -> list[bool]:
-        body = msgpack.packb([list(key) for key in keys])
-        answer = msgpack.unpackb(await self._links.request(node, RECALL, body, self._timeout_ms))
-        if not isinstance(answer, list) or len(answer) != len(keys) or not all(type(one) is bool for one in answer):
-            raise CodecError(f"node {node} sent an invalid answer to {RECALL}")
-        return answer
-
-    async def _recall_here(self, keys: Sequence[Key]) -> list[bool]:
-        """Recall keys of partitions that are led here, and wait until they are applied. Raises Retryable,
-        OutcomeUnknown."""
-        written = [False] * len(keys)
-        result = BatchResult(asyncio.get_running_loop().create_future(), len(keys))
-        by_partition: dict[int, list[int]] = {}
-        for at, key in enumerate(keys):
-            partition_id = self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))
-            by_partition.setdefault(partition_id, []).append(at)
-        for partition_id, places in by_partition.items():
-            partition = self._runtime.partitions.get(partition_id)
-            if partition is None or not partition.replica.ready:
-                continue
-            reaps = self._batch(partition)
-            mine = []
-            for at in places:
-                try:
-                    if reaps.recall(keys[at], key_hash(keys[at].bucket, keys[at].key)):
-                        mine.append(at)
-                except IsthmusError as error:
-                    log.info("reap.not_recalled", partition=partition_id, reason=error.reason, error=str(error))
-                except Exception as error:
-                    unforeseen.exception("reap.recall_bug", error, partition=partition_id)
-            if not mine:
-                continue
-            try:
-                self._append(partition, reaps.batch)
-            except Retryable as error:
-                log.info("reap.not_recalled", partition=partition_id, reason=error.reason, error=str(error))
-                continue
-            self.recalled_count += len(mine)
-            result.remaining += 1
-            partition.waiters.add([PendingBatch(reaps.batch.next_offset, result, mine)])
-            for at in mine:
-                written[at] = True
-        if result.remaining:
-            try:
-                async with asyncio.timeout(self._timeout_ms / 1000):
-                    found = await result.future
-            except TimeoutError:
-                raise OutcomeUnknown("tombstones that are written once more are not applied in time") from None
-            written = [yes and not isinstance(found[at], IsthmusError) for at, yes in enumerate(written)]
-        return written
-
-    async def _serve_recall(self, _node: str, body: bytes) -> bytes:
-        try:
-            match msgpack.unpackb(body, max_array_len=RECALLS_AT_ONCE):
-                case [*raw] if all(_is_key(one) for one in raw):
-                    keys = [Key(*one) for one in raw]
-                case _:
-                    raise CodecError(f"not a {RECALL} request")
-        except (ValueError, msgpack.exceptions.UnpackException) as error:
-            raise CodecError(f"not a {RECALL} request: {error}") from error
-        packed: bytes = msgpack.packb(await self._recall_here(keys))
-        return packed
-
     def _reap_here(self, partition: Partition, key: Key) -> Reaped:
         row = self._runtime.store.key_row(partition.id, key_hash(key.bucket, key.key), key.bucket, key.key)
         if row is None:
@@ -556,9 +369,9 @@ class Reaper:
         if not current.tombstone:
             return Reaped("no-tombstone", "the key has a value: delete it first")
         found = self._tombstone_of(partition.id, key.bucket, key.key, current)
-        reaps = self._batch(partition)
+        reaps = self._writes.batch(partition)
         waits = self._propose(partition, reaps, found)
-        self._append(partition, reaps.batch)
+        self._writes.append(partition, reaps.batch)
         if waits:
             return Reaped("waits", waits)
         if not reaps.batch.entries:
@@ -573,7 +386,7 @@ class Reaper:
 
     def request_handlers(self) -> Mapping[str, Callable[[str, bytes], Awaitable[bytes]]]:
         """Handlers of requests from other nodes, by method."""
-        return {METHOD: self._serve, RECALL: self._serve_recall}
+        return {METHOD: self._serve}
 
     async def _serve(self, _node: str, body: bytes) -> bytes:
         try:
@@ -624,6 +437,5 @@ class Reaper:
             ("isthmus_reap_restated_total", {}, self.restated_count),
             ("isthmus_reap_announced_total", {}, self.announced_count),
             ("isthmus_reap_told_total", {}, self.told_count),
-            ("isthmus_reap_recalled_total", {}, self.recalled_count),
             ("isthmus_reap_waiting", {}, sum(len(led.candidates) for led in self._led.values())),
         ]

@@ -122,14 +122,6 @@ class UnrepairedDifferences(Protocol):
         """A sentence that names the check which found the key different; "" for none."""
 
 
-class NoDifferences:
-    """UnrepairedDifferences of a node without full-sync."""
-
-    def difference_of(self, _key: Key) -> str:
-        """See UnrepairedDifferences."""
-        return ""
-
-
 class ReapBarrier(Protocol):
     """Whether queues still need a tombstone (`queues.tombstone_barrier`); the reaper asks before it removes one
     (R-REAP)."""

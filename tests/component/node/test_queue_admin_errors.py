@@ -82,7 +82,7 @@ def test_a_pushed_key_that_was_reaped_is_sent_as_its_tombstone(tmp_path: Path) -
         for keys, recalled in ((["k"], 1), (["k"], 1), (["never"], 1)):
             push = json.dumps({"bucket": "b", "keys": keys, "fold": True})
             assert send(node.admin, "POST", "/admin/queues/to-west/push", push)["queued"] == 1
-            assert services.reaper.recalled_count == recalled
+            assert services.recall.recalled_count == recalled
 
 
 def wait_for_windows(node: ThreadedNode) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from isthmus.repl.controller.bucket_properties import PropertyCache, PropertyScope, PropertySetting, change_properties
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.coordinator.tombstone_writes import TombstoneWrites
 from isthmus.repl.coordinator.write_batch import WriteLimits
 from isthmus.repl.model.errors import TooLarge
 from isthmus.repl.model.keys import Key
@@ -34,15 +35,23 @@ class NoTombstoneBarrier:
         return ""
 
 
+class NoDifferences:
+    """No full-sync found a difference."""
+
+    def difference_of(self, _key: Key) -> str:
+        """See UnrepairedDifferences."""
+        return ""
+
+
 def reaper_of(member: Node, pool: ThreadPoolExecutor) -> Reaper:
     return Reaper(
         member.runtime,
+        TombstoneWrites(member.runtime, WriteLimits(1_000_000, 5, 3_000_000), FixedProperties(PLAIN)),
         links=member.links,
         routes=member.coordinator.routes,
         read_pool=pool,
-        limits=WriteLimits(1_000_000, 5, 3_000_000),
-        properties=FixedProperties(PLAIN),
         barrier=NoTombstoneBarrier(),
+        differences=NoDifferences(),
         request_timeout_ms=10_000,
     )
 

@@ -31,7 +31,7 @@ from isthmus.queues.queue_documents import PUBLISHING, SERVING, AuditInfo
 from isthmus.queues.sink_shares import Share, TypeShare
 from isthmus.queues.window import Window
 from isthmus.queues.wire import BatchAck, FetchReply, FetchRequest, OwnedByOther
-from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
+from isthmus.repl.coordinator.tombstone_writes import ReapBatch
 from isthmus.repl.coordinator.write_batch import WriteBatch
 from isthmus.repl.isr.messages import AppendEntries
 from isthmus.repl.model.entry import NO_OFFSET, Entry, EntryKind, decode_key_row

@@ -15,7 +15,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
+from isthmus.repl.coordinator.tombstone_writes import ReapBatch
 from isthmus.repl.coordinator.write_batch import ForgedClock, WriteBatch, WriteLimits
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev

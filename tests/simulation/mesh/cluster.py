@@ -19,7 +19,7 @@ from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import Budget
-from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
+from isthmus.repl.coordinator.tombstone_writes import ReapBatch
 from isthmus.repl.coordinator.write_batch import WriteBatch, WriteLimits
 from isthmus.repl.model.conditions import Condition, ConditionFailed, object_tag
 from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row, make_entry

@@ -15,7 +15,7 @@ from isthmus.aae.exchange.compare import (
     compare,
     reaped_row,
 )
-from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
+from isthmus.repl.coordinator.tombstone_writes import ReapBatch
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.requests import PushOutcome, PushResult
@@ -45,7 +45,7 @@ def settle(cluster: Cluster) -> None:
 
 
 def recall(cluster: Cluster, key: bytes) -> bool:
-    """Write the tombstone of a reaped key once more, as `repl.coordinator.tombstone_reaper.Reaper.recall` does."""
+    """Write the tombstone of a reaped key once more, as `repl.coordinator.tombstone_recall` does."""
     reaps = ReapBatch(cluster.batch())
     done = reaps.recall(Key(TYPE, BUCKET, key), key_hash(BUCKET, key))
     cluster.append(reaps.batch)

@@ -11,7 +11,8 @@ from isthmus.client.operations import Operations
 from isthmus.node.admin_api import unsafe_recovery
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.coordinator import write_batch
-from isthmus.repl.coordinator.tombstone_reaper import ReapBatch, Reaper
+from isthmus.repl.coordinator.tombstone_recall import TombstoneRecall
+from isthmus.repl.coordinator.tombstone_writes import ReapBatch
 from isthmus.repl.coordinator.write_batch import CurrentVersion, Decision, WriteBatch
 from isthmus.repl.isr.epochs import epoch_at
 from isthmus.repl.model import objects
@@ -143,10 +144,10 @@ def recalls_nothing(patch: Patch) -> None:
     """Full-sync cannot write a reaped tombstone again: a value that another cluster still holds stays there (against
     R-REAP)."""
 
-    async def none(self: Reaper, keys: Sequence[Key]) -> set[Key]:
+    async def none(self: TombstoneRecall, keys: Sequence[Key]) -> set[Key]:
         return set()
 
-    patch.setattr(Reaper, "recall", none)
+    patch.setattr(TombstoneRecall, "recall", none)
 
 
 def reaps_what_was_rewritten(patch: Patch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
+from isthmus.repl.coordinator.tombstone_writes import ReapBatch
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Content
 from tests.simulation.mesh.cluster import BUCKET, TYPE, Cluster

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,8 +12,10 @@ import msgpack
 import pytest
 
 from isthmus.config.settings import ListenSettings, QueueSettings
-from isthmus.repl.coordinator import tombstone_reaper
-from isthmus.repl.coordinator.tombstone_reaper import ReapBatch, Reaper
+from isthmus.repl.coordinator import tombstone_reaper, tombstone_recall
+from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.coordinator.tombstone_recall import TombstoneRecall
+from isthmus.repl.coordinator.tombstone_writes import ReapBatch, TombstoneWrites
 from isthmus.repl.model.entry import EntryKind
 from isthmus.repl.model.errors import CodecError, NotReady, OutcomeUnknown, TooFewInSync
 from isthmus.repl.model.keys import Key
@@ -58,8 +60,15 @@ class ReapingCluster:
 
     made: Cluster
     reapers: dict[str, Reaper]
+    recalls: dict[str, TombstoneRecall]
     queues: FakeTombstoneBarrier
     kind: TypeProperties = field(default_factory=lambda: TypeProperties(DEFAULTS, {}))
+    different: dict[Key, str] = field(default_factory=dict)
+    """UnrepairedDifferences by key."""
+
+    def difference_of(self, key: Key) -> str:
+        """See UnrepairedDifferences."""
+        return self.different.get(key, "")
 
     def of_type(self, _bucket_type: bytes) -> TypeProperties:
         return self.kind
@@ -95,20 +104,34 @@ async def reaping_cluster(kind: Properties = DEFAULTS, **buckets: Properties) ->
     with ThreadPoolExecutor(1) as pool:
         async with cluster() as made:
             queues = FakeTombstoneBarrier()
-            found = ReapingCluster(made, {}, queues, TypeProperties(kind, {n.encode(): p for n, p in buckets.items()}))
+            found = ReapingCluster(
+                made, {}, {}, queues, TypeProperties(kind, {n.encode(): p for n, p in buckets.items()})
+            )
             for node, runtime in made.runtimes.items():
+                writes = TombstoneWrites(runtime, LIMITS, found)  # type: ignore[arg-type]
                 reaper = found.reapers[node] = Reaper(
                     runtime,  # type: ignore[arg-type]
+                    writes,
                     links=made.wire.of(node),
                     routes=made.coordinators[node].routes,
                     read_pool=pool,
-                    limits=LIMITS,
-                    properties=found,
                     barrier=queues,
+                    differences=found,
+                    request_timeout_ms=1_000,
+                )
+                recall = found.recalls[node] = TombstoneRecall(
+                    runtime,  # type: ignore[arg-type]
+                    writes,
+                    links=made.wire.of(node),
+                    routes=made.coordinators[node].routes,
                     request_timeout_ms=1_000,
                 )
                 made.coordinators[node]._properties = found
-                made.wire.handlers[node] = {**made.wire.handlers[node], **reaper.request_handlers()}
+                made.wire.handlers[node] = {
+                    **made.wire.handlers[node],
+                    **reaper.request_handlers(),
+                    **recall.request_handlers(),
+                }
                 reaper.leadership(0, node == "n1", 0)
                 reaper.start()
             found.sync("n1", "n2")
@@ -352,31 +375,18 @@ async def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
             await ask(KEY)
 
 
-class FoundDifferences:
-    """UnrepairedDifferences by key."""
-
-    def __init__(self, found: Mapping[Key, str]) -> None:
-        self.found = found
-
-    def difference_of(self, key: Key) -> str:
-        """See UnrepairedDifferences."""
-        return self.found.get(key, "")
-
-
 async def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> None:
     """The other side may have an older value that only the tombstone can repair: whether requested or due, the
     tombstone stays until the newest check finds the key equal."""
 
     async with reaping_cluster(IMMEDIATE) as w:
-        found = {KEY: "full-sync west: its newest check found the key different: missing@source"}
-        for reaper in w.reapers.values():
-            reaper.differences = FoundDifferences(found)
+        w.different[KEY] = "full-sync west: its newest check found the key different: missing@source"
         await w.delete()
         await w.delete(SECOND)
         await w.wait_until_removed(SECOND)
         await w.wait_for_wait_reason("full-sync west")
         assert (await w.reapers["n2"].ask(KEY)).outcome == "waits"
-        found.clear()
+        w.different.clear()
         await w.wait_until_removed(KEY)
 
 
@@ -668,7 +678,7 @@ async def test_the_tombstone_of_a_reaped_key_is_written_once_more_when_full_sync
         (clock,) = await reaped(w, KEY)
         await reaped(w, SECOND)
         await w.made.coordinators["n1"].write(WriteRequest(SECOND, Content(b"again")))
-        assert await w.reapers[node].recall([KEY, SECOND, THIRD]) == {KEY}
+        assert await w.recalls[node].recall([KEY, SECOND, THIRD]) == {KEY}
         found = w.in_store()
         assert found is not None
         assert found.deleted
@@ -676,13 +686,13 @@ async def test_the_tombstone_of_a_reaped_key_is_written_once_more_when_full_sync
         change = w.made.store.changes(0, 0, 100)[-1]
         assert (change.origin, change.kind, change.key) == (UUID, EntryKind.DATA, KEY.key)
         end = w.made.runtimes["n1"].partitions[0].replica.leo
-        assert await w.reapers[node].recall([KEY]) == set(), "it is there already"
+        assert await w.recalls[node].recall([KEY]) == set(), "it is there already"
         assert w.made.runtimes["n1"].partitions[0].replica.leo == end
-        assert w.reapers["n1"].recalled_count == 1
+        assert w.recalls["n1"].recalled_count == 1
         assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped", "it goes again by the rules of every tombstone"
         await w.wait_until_removed()
         w.made.store._remembered.reaped = ReapedWindows()
-        assert await w.reapers[node].recall([KEY]) == set()
+        assert await w.recalls[node].recall([KEY]) == set()
 
 
 async def test_a_recalled_tombstone_is_announced_where_reaps_are() -> None:
@@ -691,7 +701,7 @@ async def test_a_recalled_tombstone_is_announced_where_reaps_are() -> None:
     async with reaping_cluster(DEFAULTS._replace(repl_reap=True)) as w:
         await reaped(w, KEY)
         w.queues.offering, w.queues.waiting = True, "queue west waits"
-        assert await w.reapers["n2"].recall([KEY]) == {KEY}
+        assert await w.recalls["n2"].recall([KEY]) == {KEY}
         assert w.made.store.changes(0, 0, 100)[-1].kind == EntryKind.LEAVING
         w.queues.waiting = ""
         await w.wait_until_removed()
@@ -707,20 +717,20 @@ async def test_a_recall_that_is_not_applied_is_not_reported_as_done() -> None:
             await reaped_in(w, key)
         runtime = w.made.runtimes["n1"]
         w.made.wire.down.add("n1")
-        assert await w.reapers["n2"].recall([KEY]) == set()
+        assert await w.recalls["n2"].recall([KEY]) == set()
         w.made.wire.down.clear()
         handlers = w.made.wire.handlers["n1"]
-        known = handlers.pop(tombstone_reaper.RECALL)
-        handlers[tombstone_reaper.RECALL] = unknown_request
-        assert await w.reapers["n2"].recall([KEY]) == set()
-        handlers[tombstone_reaper.RECALL] = known
+        known = handlers.pop(tombstone_recall.RECALL)
+        handlers[tombstone_recall.RECALL] = unknown_request
+        assert await w.recalls["n2"].recall([KEY]) == set()
+        handlers[tombstone_recall.RECALL] = known
         runtime.refusal = TooFewInSync("few")
-        assert await w.reapers["n2"].recall([KEY]) == set()
+        assert await w.recalls["n2"].recall([KEY]) == set()
         runtime.refusal = None
         runtime.hold = True
-        assert await w.reapers["n1"].recall([KEY]) == set(), "nothing is applied within the time-out"
+        assert await w.recalls["n1"].recall([KEY]) == set(), "nothing is applied within the time-out"
         runtime.partitions[0].unapplied.clear_pending_rows()
-        asked = asyncio.ensure_future(w.reapers["n1"].recall([KEY, other]))
+        asked = asyncio.ensure_future(w.recalls["n1"].recall([KEY, other]))
         await asyncio.sleep(0.01)
         runtime.apply(runtime.partitions[2])
         runtime.step_down(0)
@@ -737,12 +747,12 @@ async def test_no_tombstone_is_written_under_an_overtaken_actor() -> None:
         partition = w.made.runtimes["n1"].partitions[0]
         end = partition.replica.leo
         partition.overtaken_actor = partition.actor
-        assert await w.reapers["n1"].recall([KEY]) == set()
+        assert await w.recalls["n1"].recall([KEY]) == set()
         with pytest.raises(NotReady, match="until it has a new actor"):
             await w.reapers["n1"].ask(SECOND)
         assert partition.replica.leo == end
         partition.actor = actor_of(UUID, 0, 7)
-        assert await w.reapers["n1"].recall([KEY]) == {KEY}
+        assert await w.recalls["n1"].recall([KEY]) == {KEY}
         found = w.in_store()
         assert found is not None
         assert actor_of(UUID, 0, 7) in {actor for actor, _, _ in found.clock}
@@ -762,7 +772,7 @@ async def test_a_key_whose_recall_meets_a_defect_holds_up_no_other(monkeypatch: 
             return sound(self, key, hash64)
 
         monkeypatch.setattr(ReapBatch, "recall", recall)
-        assert await w.reapers["n1"].recall([KEY, SECOND]) == {SECOND}
+        assert await w.recalls["n1"].recall([KEY, SECOND]) == {SECOND}
         assert "reap.recall_bug" in {defect.event for defect in unforeseen.recent()}
 
 
@@ -785,7 +795,7 @@ async def reaped_in(w: ReapingCluster, key: Key) -> None:
 @pytest.mark.parametrize(
     "body",
     [b"", b"\xc1", msgpack.packb({}), msgpack.packb([[b"t", b"b"]]), msgpack.packb([[b"t", b"b", "k"]]),
-     msgpack.packb([[b"t", b"b", b"k"]] * (tombstone_reaper.RECALLS_AT_ONCE + 1))],
+     msgpack.packb([[b"t", b"b", b"k"]] * (tombstone_recall.RECALLS_AT_ONCE + 1))],
     ids=["empty", "no msgpack", "a map", "no key", "a text", "too many"],
 )  # fmt: skip
 async def test_a_recall_of_a_wrong_shape_is_refused(body: bytes) -> None:
@@ -793,4 +803,4 @@ async def test_a_recall_of_a_wrong_shape_is_refused(body: bytes) -> None:
 
     async with reaping_cluster() as w:
         with pytest.raises(CodecError, match=r"not a kv\.recall request"):
-            await w.made.wire.handlers["n1"][tombstone_reaper.RECALL]("n2", body)
+            await w.made.wire.handlers["n1"][tombstone_recall.RECALL]("n2", body)
