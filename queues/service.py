@@ -26,10 +26,9 @@ from isthmus.queues.cursors import decode_state
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.long_poll import Until, wait_forever
-from isthmus.queues.origin_check import is_unreplicated
 from isthmus.queues.queue_documents import DEFINITIONS_PATH, QueueOwner, QueueState
 from isthmus.queues.queue_server import QueueServer
-from isthmus.queues.queue_store import QueueStore
+from isthmus.queues.queue_table import QueueTable
 from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.status import samples_of, unknown_queue
@@ -41,7 +40,6 @@ from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
-from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import (
     AppliedEntries,
     CursorWriter,
@@ -111,7 +109,7 @@ class QueueService:
 
     def __init__(
         self,
-        settings: Sequence[QueueSettings],
+        table: QueueTable,
         *,
         node: str,
         enabled: bool,
@@ -126,11 +124,11 @@ class QueueService:
         time: TimeSource,
         read_pool: Executor,
     ) -> None:
-        """`enabled` False: no reference is made on this node, and none is served. `damage_listener` gets damaged rows,
-        on the event loop."""
+        """Fills `table`. `enabled` False: no reference is made on this node, and none is served. `damage_listener` gets
+        damaged rows, on the event loop."""
         self.node = node
         self.enabled = enabled
-        self.queue_store = QueueStore(metastore, {one.name: one for one in settings})
+        self.queue_store = table.store
         self.time = time
         self.cluster = cluster
         self.cluster_uuid = cluster_uuid
@@ -145,7 +143,8 @@ class QueueService:
         self._batch_prefix = machine().random_bytes(8)
         self._tasks = TaskSet()
         self.bulk_marks = BulkMarks(self.queue_store, node, time, cluster, self._tasks)
-        self._queues = {one.name: self._build(one) for one in settings}
+        self._queues = table.servers
+        self._queues.update({one.name: self._build(one) for one in table.settings})
         self._led: dict[int, int] = {}
         """Led partition -> first offset whose entry was not added to the queues yet."""
         self._cursors = CursorKeeper(
@@ -320,12 +319,6 @@ class QueueService:
         finally:
             queue.beginning_anew.discard(partition)
         await self._load_position(queue, partition)
-
-    def is_unreplicated(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
-        """See `queues.origin_check`; called on the write path."""
-        return bool(self.queue_store.unread) or is_unreplicated(
-            (queue.machine for queue in self._queues.values()), partition, offset, pusher, key
-        )
 
     def applied_upto(self) -> dict[int, int]:
         """Led partition -> first offset whose entry was not added to the queues yet."""

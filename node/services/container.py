@@ -71,6 +71,7 @@ from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryResponder
 from isthmus.node.services.wiring import (
     RpcRegistry,
     balance_options_of,
+    coordinator_settings_of,
     default_type_of,
     entry_limit_bytes,
     links_of,
@@ -79,6 +80,7 @@ from isthmus.node.services.wiring import (
 )
 from isthmus.node.services.write_traces import LeaderWatch, WriteTraces
 from isthmus.queues.admin import QueueActs
+from isthmus.queues.queue_table import QueueTable
 from isthmus.queues.service import QueueService
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.clock import SystemTime
@@ -222,15 +224,16 @@ class NodeServices:
         )
         self.property_cache = PropertyCache(metastore)
         self.metastore_copy = CopyKeeper(metastore, settings.node.data_dir, self.cluster_uuid, self.time)
+        self.witness = ClusterWitness(self.runtime, metastore, self.time, self.read_pool)
+        queue_table = QueueTable(metastore, settings.queues)
         self.coordinator = Coordinator(
             self.runtime,
+            coordinator_settings_of(settings),
             links=self.links,
             read_pool=self.read_pool,
-            limits=write_limits_of(settings),
-            key_limit_bytes=settings.limits.key_bytes,
-            request_timeout_ms=settings.listen.request_timeout_ms,
-            read_isolation=settings.replication.read_isolation,
             properties=self.property_cache,
+            unreplicated=queue_table.is_unreplicated,
+            on_ahead=self.witness.renewal.pushed,
         )
         self.controller = Controller(
             metastore,
@@ -270,7 +273,7 @@ class NodeServices:
             self.registrar,
         )
         self.queues = QueueService(
-            settings.queues,
+            queue_table,
             node=name,
             enabled=settings.source.enabled,
             store=self.store,
@@ -285,10 +288,6 @@ class NodeServices:
             read_pool=self.read_pool,
         )
         self.runtime.listeners.add(self.queues)
-        self.witness = ClusterWitness(self.runtime, metastore, self.time, self.read_pool)
-        self.coordinator.on_ahead = self.witness.renewal.pushed
-        for listener in (self.witness.held_counters, self.witness.renewal):
-            self.runtime.listeners.add(listener)
         self.traces = None if resources.tracer is None else self._build_traces(resources.tracer)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool, self.witness)
         self.queue_coverage = QueueCoverage(self.queues, self.controller)
@@ -300,7 +299,6 @@ class NodeServices:
             routes=self.coordinator.routes,
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
-        self.coordinator.unreplicated = self.queues.is_unreplicated
         self.queue_positions = ClusterQueuePositions(
             self.query, self.membership, self.controller, self.queues, self.cluster_uuid
         )

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from isthmus.config.settings import MB, Settings
 from isthmus.repl.controller.bucket_types import SETTLE_MS, DefaultType
 from isthmus.repl.controller.leader_balancer import BalanceOptions
+from isthmus.repl.coordinator.coordinator import CoordinatorSettings
 from isthmus.repl.coordinator.write_batch import WriteLimits
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.metastore.zookeeper import SessionFactory, ZooKeeperMetastore
@@ -84,6 +85,16 @@ def write_limits_of(settings: Settings) -> WriteLimits:
     entry_bytes = entry_limit_bytes(settings)
     return WriteLimits(
         limits.object_bytes, limits.siblings, entry_bytes, limits.object_warn_bytes, limits.siblings_warn
+    )
+
+
+def coordinator_settings_of(settings: Settings) -> CoordinatorSettings:
+    """The limits of requests."""
+    return CoordinatorSettings(
+        write_limits_of(settings),
+        settings.limits.key_bytes,
+        settings.listen.request_timeout_ms,
+        settings.replication.read_isolation,
     )
 
 

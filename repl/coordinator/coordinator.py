@@ -35,7 +35,6 @@ from isthmus.repl.coordinator.write_batch import (
     Warned,
     WriteBatch,
     WriteLimits,
-    never_unreplicated,
 )
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.entry import EntryKind, make_entry
@@ -51,7 +50,7 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.ports import AppliedEntries
-from isthmus.repl.model.properties import NO_SETTINGS, PropertySource
+from isthmus.repl.model.properties import PropertySource
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.requests import (
     ForwardedRead,
@@ -158,26 +157,38 @@ class _RemotePart(NamedTuple):
     slots: list[int]
 
 
+class CoordinatorSettings(NamedTuple):
+    """Limits of requests."""
+
+    writes: WriteLimits
+    key_limit_bytes: int
+    request_timeout_ms: int
+    read_isolation: str
+    """Of reads that name none, while no dynamic option is set."""
+
+
 class Coordinator:
     """Implements `repl.model.ports.KeyValue` and `CursorWriter`; a listener of applied entries."""
 
     def __init__(
         self,
         runtime: Runtime,
+        settings: CoordinatorSettings,
         *,
         links: Links,
         read_pool: Executor,
-        limits: WriteLimits,
-        key_limit_bytes: int,
-        request_timeout_ms: int,
-        read_isolation: str,
-        properties: PropertySource = NO_SETTINGS,
+        properties: PropertySource,
+        unreplicated: UnreplicatedCheck,
+        on_ahead: Callable[[Partition, int], bool],
     ) -> None:
+        """`on_ahead`: whether the partition takes another actor, since a push names this counter of its current one
+        (`repl.runtime.actor_renewal`)."""
+        limits, request_timeout_ms = settings.writes, settings.request_timeout_ms
         self._runtime = runtime
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._properties = properties
-        self._key_limit_bytes = key_limit_bytes
+        self._key_limit_bytes = settings.key_limit_bytes
         self.routes = RoutingTable()
         self._upcoming = UpcomingLeaderships()
         self._forwarder = LeaderForwarder(
@@ -188,7 +199,7 @@ class Coordinator:
             self.routes,
             self._upcoming,
             self._forwarder,
-            Isolation(read_isolation),
+            Isolation(settings.read_isolation),
             answer_bytes(limits.entry_bytes),
         )
         self._listing = Listing(runtime, self.routes, self._forwarder, read_pool)
@@ -199,11 +210,8 @@ class Coordinator:
         """Partition -> name of a request (`repl.store.request_dedup`) -> offset of its entry: proposed here, not
         applied."""
         self._gate = RoundGate(runtime.rounds, self._loop, self._take)
-        self.unreplicated: UnreplicatedCheck = never_unreplicated
-        """Set by the node once its source queues exist."""
-        self.on_ahead: Callable[[Partition, int], bool] = lambda _partition, _counter: False
-        """Whether the partition takes another actor, since a push names this counter of its current one
-        (`repl.runtime.actor_renewal`)."""
+        self._unreplicated = unreplicated
+        self._on_ahead = on_ahead
         self._metrics = CoordinatorMetrics()
         runtime.listeners.add(self)
 
@@ -558,14 +566,14 @@ class Coordinator:
             self._properties.of_type(partition.bucket_type),
             wall_ms,
             self._pending_requests.get(partition.id, {}),
-            self.unreplicated,
+            self._unreplicated,
         )
         pending: list[PendingBatch] = []
         for requests, waiter, slots, hashes in shares:
             end = batch.add_items(requests, slots, hashes, waiter.results)
             pending.append(PendingBatch(end, waiter, slots))
         self._metrics.count_batch(batch)
-        if batch.ahead_counter and self.on_ahead(partition, batch.ahead_counter):
+        if batch.ahead_counter and self._on_ahead(partition, batch.ahead_counter):
             again = another_actor(partition)
             for _, waiter, slots, _ in shares:
                 for slot in slots:

@@ -241,12 +241,14 @@ class ActorRenewal:
 
 
 class ClusterWitness:
-    """Both directions of what this node exchanges with other clusters about actors."""
+    """Both directions of what this node exchanges with other clusters about actors; listens to applied entries."""
 
     def __init__(self, runtime: Runtime, metastore: Metastore, time: TimeSource, pool: Executor) -> None:
         """`pool` reads the rows that were stored before."""
         self.held_counters = HeldCounters(runtime.store, runtime.cluster_uuid, pool)
         self.renewal = ActorRenewal(runtime, metastore, time)
+        runtime.listeners.add(self.held_counters)
+        runtime.listeners.add(self.renewal)
         self.told = self.renewal.told
         self.held = self.held_counters.of
 

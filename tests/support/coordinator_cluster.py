@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.repl.coordinator.coordinator import Coordinator
-from isthmus.repl.coordinator.write_batch import WriteLimits
+from isthmus.repl.coordinator.coordinator import Coordinator, CoordinatorSettings
+from isthmus.repl.coordinator.write_batch import WriteLimits, never_unreplicated
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.keys import Key, key_hash, partition_index
@@ -269,13 +269,12 @@ async def cluster(
         for node, runtime in runtimes.items():
             coordinators[node] = Coordinator(
                 runtime,  # type: ignore[arg-type]
+                CoordinatorSettings(LIMITS, 100, request_timeout_ms, read_isolation),
                 links=wire.of(node),
                 read_pool=pool,
-                limits=LIMITS,
-                key_limit_bytes=100,
-                request_timeout_ms=request_timeout_ms,
-                read_isolation=read_isolation,
                 properties=properties,
+                unreplicated=never_unreplicated,
+                on_ahead=lambda _partition, _counter: False,
             )
             wire.handlers[node] = handlers_of(coordinators[node])
         made = Cluster(store, wire, runtimes, coordinators, dict(enumerate(leaders)))

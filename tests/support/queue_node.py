@@ -14,6 +14,7 @@ from typing import Any, Self
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import QueueActs
 from isthmus.queues.leases import Session
+from isthmus.queues.queue_table import QueueTable
 from isthmus.queues.service import QueueService
 from isthmus.queues.sink_shares import KeyRange, Share
 from isthmus.queues.wire import NO_PROPERTIES, BatchAck, FetchReply, FetchRequest
@@ -57,6 +58,7 @@ class QueueNode:
         self.lineages: dict[int, int] = {}
         """Partition -> lineage of its record as this node has read it, where that is not 0."""
         self.pool = ThreadPoolExecutor(2)
+        self.table: QueueTable
         self.queues: QueueService
         self._started = False
         self.enabled = True
@@ -78,8 +80,9 @@ class QueueNode:
             await self.metastore.start(lambda state: None)
             self._started = True
         self.facts.partitions = self.types
+        self.table = QueueTable(self.metastore, self.settings)
         self.queues = QueueService(
-            self.settings,
+            self.table,
             node=self.node,
             enabled=self.enabled,
             store=self.store,

@@ -18,10 +18,11 @@ from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import BalanceOptions
-from isthmus.repl.coordinator.coordinator import Coordinator
-from isthmus.repl.coordinator.write_batch import WriteLimits
+from isthmus.repl.coordinator.coordinator import Coordinator, CoordinatorSettings
+from isthmus.repl.coordinator.write_batch import WriteLimits, never_unreplicated
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.properties import NO_SETTINGS
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.replog.log import FileLog
@@ -190,12 +191,12 @@ async def run_node(
     pool = ThreadPoolExecutor(1)
     coordinator = Coordinator(
         runtime,
+        CoordinatorSettings(WriteLimits(1_000_000, 5, 3_000_000), 100, 10_000, "committed"),
         links=links,
         read_pool=pool,
-        limits=WriteLimits(1_000_000, 5, 3_000_000),
-        key_limit_bytes=100,
-        request_timeout_ms=10_000,
-        read_isolation="committed",
+        properties=NO_SETTINGS,
+        unreplicated=never_unreplicated,
+        on_ahead=lambda _partition, _counter: False,
     )
 
     class Observer:

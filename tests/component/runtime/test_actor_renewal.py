@@ -48,9 +48,7 @@ def witness() -> Iterator[Callable[[Node], ClusterWitness]]:
 
     def made(member: Node) -> ClusterWitness:
         found = ClusterWitness(member.runtime, member.metastore, SystemTime(), pool)
-        member.coordinator.on_ahead = found.renewal.pushed
-        for listener in (found.held_counters, found.renewal):
-            member.runtime.listeners.add(listener)
+        member.coordinator._on_ahead = found.renewal.pushed
         return found
 
     yield made

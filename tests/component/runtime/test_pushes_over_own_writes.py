@@ -56,7 +56,7 @@ async def test_a_push_over_an_unreplicated_local_write_counts_as_local(tmp_path:
             asked.append((offset, pusher))
             return owes
 
-        h.coordinator.unreplicated = unreplicated
+        h.coordinator._unreplicated = unreplicated
         for name in (b"k", b"later"):
             await h.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"mine")))
 
@@ -89,7 +89,7 @@ async def test_a_local_write_that_comes_back_counts_as_local(tmp_path: Path, sta
     origins = OriginRecorder()
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         h.runtime.listeners.add(origins)
-        h.coordinator.unreplicated = lambda _partition, _offset, pusher, _key: pusher == WEST
+        h.coordinator._unreplicated = lambda _partition, _offset, pusher, _key: pusher == WEST
         await h.coordinator.write(WriteRequest(KEY, Content(b"mine")))
         place = h.partition()
         lost = (place.actor, pack_counter(place.replica.epoch, 0))

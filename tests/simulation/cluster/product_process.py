@@ -14,10 +14,11 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from isthmus.queues.admin import QueueActs
+from isthmus.queues.queue_table import QueueTable
 from isthmus.queues.service import QueueService
 from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
-from isthmus.repl.coordinator.coordinator import Coordinator
+from isthmus.repl.coordinator.coordinator import Coordinator, CoordinatorSettings
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
@@ -192,24 +193,25 @@ class QueueProcess(Process):
         self._heads: dict[tuple[int, str], ms.AppendEntries] = {}
         self.runtime = Runtime(self)
         with self.loop.entered():
+            values = cast(Any, ProcessValues(self, self.loop, simulation.values))
+            self.queue_table = QueueTable(values, simulation.settings)
             self.coordinator = Coordinator(
                 cast(Any, self.runtime),
+                CoordinatorSettings(LIMITS, KEY_LIMIT, REQUEST_TIMEOUT_MS, "committed"),
                 links=cast(Any, None),
                 read_pool=cast(Executor, None),
-                limits=LIMITS,
-                key_limit_bytes=KEY_LIMIT,
-                request_timeout_ms=REQUEST_TIMEOUT_MS,
-                read_isolation="committed",
                 properties=FixedProperties(PROPERTIES),
+                unreplicated=self.queue_table.is_unreplicated,
+                on_ahead=lambda _partition, _counter: False,
             )
             self.queues = StrictQueueService(
-                simulation.settings,
+                self.queue_table,
                 node=node.name,
                 enabled=True,
                 store=self.rows,
                 cursors=self.coordinator,
                 kv=self.coordinator,
-                metastore=cast(Any, ProcessValues(self, self.loop, simulation.values)),
+                metastore=values,
                 cluster=ReplicaFacts(self),
                 cluster_uuid=ORIGIN,
                 cluster_name="ours",
@@ -219,7 +221,6 @@ class QueueProcess(Process):
             )
             self.queues.process = self
             self.listeners.add(self.queues)
-            self.coordinator.unreplicated = self.queues.is_unreplicated
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
             self.barrier = TombstoneBarrier(self.queues, self.rows, self.coordinator)
 

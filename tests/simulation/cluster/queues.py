@@ -165,7 +165,7 @@ class QueueClient(Client):
             return False
         place, store = process.partitions[self.partition], process.rows
         now_ms = process.time.wall_ms()
-        batch = WriteBatch(place, store, ORIGIN, LIMITS, PROPERTIES, now_ms, {}, process.queues.is_unreplicated)
+        batch = WriteBatch(place, store, ORIGIN, LIMITS, PROPERTIES, now_ms, {}, process.queue_table.is_unreplicated)
         reaps = ReapBatch(batch)
         for _, key, row in process.rows_of(self.partition).list_keys(P, BUCKET, None):
             found, hash64 = decode_key_row(row), key_hash(BUCKET, key)

@@ -30,12 +30,12 @@ async def test_while_definitions_are_unread_every_local_write_is_unreplicated() 
     await queue_node.start()
     try:
         queue_node.put(b"a")
-        assert not queue_node.queues.is_unreplicated(P, 1, THIRD, KEY)
+        assert not queue_node.table.is_unreplicated(P, 1, THIRD, KEY)
         await queue_node.crash()
         await queue_node.metastore.put(DEFINITIONS_PATH, b"not JSON", None)
         await queue_node.start()
         assert queue_node.queues.queue_store.unread
-        assert queue_node.queues.is_unreplicated(P, 1, THIRD, KEY)
+        assert queue_node.table.is_unreplicated(P, 1, THIRD, KEY)
     finally:
         await queue_node.close()
 
@@ -53,7 +53,7 @@ async def test_a_pending_cursor_entry_makes_acknowledged_writes_unreplicated(
         queue_node.put(b"a")
         reply = await queue_node.fetch()
         await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
-        assert not queue_node.queues.is_unreplicated(P, 1, THIRD, KEY)
+        assert not queue_node.table.is_unreplicated(P, 1, THIRD, KEY)
         queue, write_cursor = queue_node.queues.named("q"), queue_node.write_cursor
         may_go = asyncio.Event()
         answers: list[IsthmusError] = []
@@ -69,11 +69,11 @@ async def test_a_pending_cursor_entry_makes_acknowledged_writes_unreplicated(
         monkeypatch.setattr("isthmus.queues.cursor_keeper.RETRY_MS", 60_000)
         await queue_node.acts.suspend("q", "publishing", None, audit_info(queue_node))
         await queue_node.eventually(lambda: queue.machine.cursor_pending(P))
-        assert queue_node.queues.is_unreplicated(P, 1, THIRD, KEY), "the entry is under way"
+        assert queue_node.table.is_unreplicated(P, 1, THIRD, KEY), "the entry is under way"
         may_go.set()
         await queue_node.eventually(lambda: answers)
         await asyncio.sleep(0)
-        assert queue_node.queues.is_unreplicated(P, 1, THIRD, KEY) is unreplicated
+        assert queue_node.table.is_unreplicated(P, 1, THIRD, KEY) is unreplicated
 
 
 async def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown() -> None:

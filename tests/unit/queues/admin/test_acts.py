@@ -748,11 +748,11 @@ async def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
 
     async with audited_node(QueueSettings("q", filter="block_rtq")) as queue_node:
         queue_node.put(b"a")
-        assert not queue_node.queues.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY)
+        assert not queue_node.table.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY)
 
     async with audited_node(QueueSettings("q")) as queue_node:
         queue_node.put(b"a")
-        assert queue_node.queues.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY)
+        assert queue_node.table.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY)
 
 
 async def test_filtered_changes_do_not_count_as_unreplicated() -> None:
@@ -760,9 +760,9 @@ async def test_filtered_changes_do_not_count_as_unreplicated() -> None:
 
     async with audited_node(QueueSettings("q", filter="buckettype:default,!bucketname:bucket")) as queue_node:
         queue_node.put(b"a")
-        assert not queue_node.queues.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY)
-        assert queue_node.queues.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket=b"other"))
-        assert not queue_node.queues.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket_type=b"logs"))
+        assert not queue_node.table.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY)
+        assert queue_node.table.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket=b"other"))
+        assert not queue_node.table.is_unreplicated(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket_type=b"logs"))
 
 
 async def test_a_dangling_reference_does_not_block_those_behind_it() -> None:

@@ -154,7 +154,7 @@ async def test_nothing_is_served_while_the_list_of_queues_is_unreadable() -> Non
     assert "/queue-definitions" in queue_node.queues.status()["reason"] == row["reason"]
     assert row["serving"] == "suspended"
     key = Key(b"default", b"b", b"a")
-    assert queue_node.queues.is_unreplicated(PARTITIONS[0], 0, SINK, key)
+    assert queue_node.table.is_unreplicated(PARTITIONS[0], 0, SINK, key)
     barrier = TombstoneBarrier(queue_node.queues, queue_node.store, queue_node)
     assert "/queue-definitions" in barrier.blocked_by(PARTITIONS[0], 0, b"default", b"b")
     broken = ensemble.read("/queue-definitions")
