@@ -35,7 +35,7 @@ from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import IsthmusError
-from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.model.ports import AppliedChanges, TimeSource
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
 
@@ -53,7 +53,7 @@ class FullSyncConfig(NamedTuple):
 
 
 class FullSync(Checkers, ForeignObjects):
-    """All parts of full-sync. `trees` is an ApplyListener hook; `cluster_trees` serves other clusters."""
+    """All parts of full-sync. `trees` listens to applied entries; `cluster_trees` serves other clusters."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class FullSync(Checkers, ForeignObjects):
         store: Store,
         metastore: Metastore,
         replicas: LocalReplicas,
+        changes: AppliedChanges,
         damaged: DamagedRows,
         members: Members,
         queue_types: QueueTypes,
@@ -87,6 +88,7 @@ class FullSync(Checkers, ForeignObjects):
             time=time,
             rebuild_ms=config.tree_rebuild_ms,
         )
+        changes.add(self.trees)
         self.row_repair = RowRepair(
             store,
             replicas=replicas,

@@ -41,6 +41,7 @@ from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.model.ports import (
+    AppliedChanges,
     AppliedEntries,
     CursorWriter,
     DamageListener,
@@ -120,12 +121,15 @@ class QueueService:
         cluster: QueueCluster,
         cluster_uuid: bytes,
         cluster_name: str,
+        changes: AppliedChanges,
         damage_listener: DamageListener,
+        traces: ChangeTraces | None,
         time: TimeSource,
         read_pool: Executor,
     ) -> None:
-        """Fills `table`. `enabled` False: no reference is made on this node, and none is served. `damage_listener` gets
-        damaged rows, on the event loop."""
+        """Fills `table`, and listens to `changes`. `enabled` False: no reference is made on this node, and none is
+        served. `damage_listener` gets damaged rows, on the event loop. `traces` follows sampled changes; None: traces
+        are off."""
         self.node = node
         self.enabled = enabled
         self.queue_store = table.store
@@ -134,8 +138,7 @@ class QueueService:
         self.cluster_uuid = cluster_uuid
         self.cluster_name = cluster_name
         self._damage_listener = damage_listener
-        self.traces: ChangeTraces | None = None
-        """Follows sampled changes; None: traces are off."""
+        self._traces = traces
         self._store = store
         self._kv = kv
         self._metastore = metastore
@@ -160,6 +163,7 @@ class QueueService:
         self._following = asyncio.Lock()
         self._damaged_rows = LogLimit()
         self._running = False
+        changes.add(self)
 
     def _build(self, settings: QueueSettings) -> QueueServer:
         queue = QueueServer(
@@ -393,9 +397,9 @@ class QueueService:
             queue.wake()  # changes that were blocked behind an acknowledged one can be served now
             return self._reply(queue, None, came_ms)
         batch = await queue.next_batch(request, now + request.wait_ms, until)
-        if self.traces is None or batch is None or batch.priority != REAL_TIME:
+        if self._traces is None or batch is None or batch.priority != REAL_TIME:
             return self._reply(queue, batch, came_ms)
-        return self._reply(queue, batch, came_ms, self.traces.served(name, batch.items(), session.node))
+        return self._reply(queue, batch, came_ms, self._traces.served(name, batch.items(), session.node))
 
     def is_for_riak(self, name: str) -> bool:
         """Whether a Riak may `pop` from the queue. Raises UnknownQueue."""

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
 from isthmus.repl.model.entry import EntryKind
-from isthmus.repl.model.ports import AppliedEntries, TimeSource
+from isthmus.repl.model.ports import AppliedChanges, AppliedEntries, TimeSource
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.repl.unforeseen import observes
 
@@ -162,7 +162,10 @@ class ChangeTraces:
     """The sampled changes of the partitions that this node leads; a listener of applied entries. Belongs to the event
     loop. `type_of`: the bucket type of a partition, None for an unknown one."""
 
-    def __init__(self, tracer: Tracer, type_of: Callable[[int], bytes | None], time: TimeSource) -> None:
+    def __init__(
+        self, tracer: Tracer, type_of: Callable[[int], bytes | None], changes: AppliedChanges, time: TimeSource
+    ) -> None:
+        """Listens to `changes`."""
         self._tracer = tracer
         self._type_of = type_of
         self._time = time
@@ -172,6 +175,7 @@ class ChangeTraces:
         self._offered: dict[KeyNames, _Offered] = {}
         """The oldest first."""
         self._lost = 0
+        changes.add(self)
 
     @observes("traces.failed")
     def watch(self, key: KeyNames, parent: TraceContext) -> None:

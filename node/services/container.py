@@ -272,6 +272,7 @@ class NodeServices:
             self.membership,
             self.registrar,
         )
+        self.traces = None if resources.tracer is None else self._build_traces(resources.tracer)
         self.queues = QueueService(
             queue_table,
             node=name,
@@ -283,12 +284,12 @@ class NodeServices:
             cluster=facts,
             cluster_uuid=self.cluster_uuid,
             cluster_name=settings.node.cluster,
+            changes=self.runtime.listeners,
             damage_listener=damaged,
+            traces=None if self.traces is None else self.traces.changes,
             time=self.time,
             read_pool=self.read_pool,
         )
-        self.runtime.listeners.add(self.queues)
-        self.traces = None if resources.tracer is None else self._build_traces(resources.tracer)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool, self.witness)
         self.queue_coverage = QueueCoverage(self.queues, self.controller)
         tombstones = TombstoneWrites(self.runtime, write_limits_of(settings), self.property_cache)
@@ -333,7 +334,6 @@ class NodeServices:
         self.fullsync_status = FullSyncStatus(
             self.fullsync, self.queue_coverage, name, self.time, lambda cluster: self.sink.source_filters(cluster)
         )
-        self.runtime.listeners.add(self.fullsync.trees)
         self.folding = self._build_folding(damaged)
         self.row_streams = RowStreams(
             self.store,
@@ -476,6 +476,7 @@ class NodeServices:
             store=self.store,
             metastore=metastore,
             replicas=self.replicas,
+            changes=self.runtime.listeners,
             damaged=damaged,
             members=self.membership,
             queue_types=self.queue_coverage,
@@ -494,9 +495,7 @@ class NodeServices:
         def type_of(partition: int) -> bytes | None:
             return None if partition not in partitions else partitions[partition].bucket_type
 
-        changes = ChangeTraces(tracer, type_of, self.time)
-        self.runtime.listeners.add(changes)
-        self.queues.traces = changes
+        changes = ChangeTraces(tracer, type_of, self.runtime.listeners, self.time)
         watch = LeaderWatch(self.settings.node.name, changes, self.coordinator.routes, self.links)
         writes = WriteTraces(self.settings.traces, tracer, watch, machine().random())
         return NodeTraces(tracer, changes, watch, writes, SinkTraces(tracer, watch))

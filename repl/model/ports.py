@@ -45,6 +45,14 @@ class ApplyListener(Protocol):
         """This node started to lead `partition` (its barrier is applied) or stopped."""
 
 
+class AppliedChanges(Protocol):
+    """Where listeners of applied entries register, before the replicas start
+    (`repl.runtime.apply_listeners.ApplyListeners`)."""
+
+    def add(self, listener: ApplyListener, /) -> None:
+        """Notify `listener` from now on."""
+
+
 class KeyValue(Protocol):
     """The cluster's data for its clients (`repl.coordinator.coordinator`); any node answers for its cluster."""
 

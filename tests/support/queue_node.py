@@ -25,6 +25,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import Isolation
 from isthmus.repl.property_digests import ScopeDigests
+from isthmus.repl.runtime.apply_listeners import ApplyListeners
 from isthmus.repl.store.port import PartitionStep
 from tests.support.cluster_facts import FakeClusterFacts
 from tests.support.damage_reports import DamageReports
@@ -92,7 +93,9 @@ class QueueNode:
             cluster=self.facts,
             cluster_uuid=OURS,
             cluster_name="east",
+            changes=ApplyListeners(),
             damage_listener=self.damaged,
+            traces=None,
             time=self.clock,
             read_pool=self.pool,
         )

@@ -215,12 +215,13 @@ class QueueProcess(Process):
                 cluster=ReplicaFacts(self),
                 cluster_uuid=ORIGIN,
                 cluster_name="ours",
+                changes=self.listeners,
                 damage_listener=DamageReports(),
+                traces=None,
                 time=self.time,
                 read_pool=cast(Executor, None),
             )
             self.queues.process = self
-            self.listeners.add(self.queues)
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
             self.barrier = TombstoneBarrier(self.queues, self.rows, self.coordinator)
 

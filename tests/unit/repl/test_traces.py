@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.ports import AppliedEntries
+from isthmus.repl.runtime.apply_listeners import ApplyListeners
 from isthmus.repl.traces import (
     OFFERED_MAX,
     OFFERED_MS,
@@ -96,7 +97,11 @@ def item(offset: int, key: bytes = b"k") -> tuple[Any, ...]:
 def made() -> tuple[ChangeTraces, NotedTracer, Clock]:
     """Partitions 0 and up of bucket type `default`."""
     tracer, clock = NotedTracer(), Clock()
-    return ChangeTraces(tracer, lambda partition: b"default" if partition < 10 else None, clock), tracer, clock
+
+    def type_of(partition: int) -> bytes | None:
+        return b"default" if partition < 10 else None
+
+    return ChangeTraces(tracer, type_of, ApplyListeners(), clock), tracer, clock
 
 
 def apply(traces: ChangeTraces, entries: Sequence[Entry], partition: int = 0, *, leader: bool = True) -> None:
