@@ -10,6 +10,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -38,14 +40,14 @@ from isthmus.queues.queue_documents import (
 from isthmus.queues.queue_documents import SERVING as SERVING_ACT
 from isthmus.queues.queue_store import QueueDocuments
 from isthmus.queues.rate_limit import Rates, Throttle
-from isthmus.queues.source_queue import SILENT_MS, SLOW_MS, SourceQueue
+from isthmus.queues.source_queue import SILENT_MS, SLOW_MS, SourceQueue, WindowFaults
 from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Read, UnreadableObject
 from isthmus.queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, Overloaded
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.ports import KeyValue, TimeSource
+from isthmus.repl.model.ports import DamageListener, KeyValue, TimeSource
 from isthmus.repl.property_digests import PropertyDifference, ScopeDigests, differences, differences_shown, types_of
 from isthmus.repl.store.port import Change, DamagedChange, Store
 from isthmus.repl.unforeseen import unforeseen
@@ -97,25 +99,37 @@ class MarkWriter(Protocol):
         """Return once a mark allows references to `keys` more in `bulk`. Raises NotReady, Overloaded."""
 
 
+class WindowKeeper(DamageListener, Protocol):
+    """Mends what goes wrong in windows; `queues.service.QueueService`."""
+
+    def begin_anew(self, queue: QueueServer, partition: int, error: Exception, /) -> None:
+        """The window of a partition raised `error`: begin it again, after a pause."""
+
+
+@dataclass(frozen=True)
+class QueueHost:
+    """What all queues of a node share."""
+
+    own: bytes
+    """This cluster's uuid."""
+    batch_prefix: bytes
+    """Of the ids of this process's batches; see `queues.leases.Leases`."""
+    store: Store
+    kv: KeyValue
+    pool: Executor
+    time: TimeSource
+    tasks: TaskSet
+    marks: MarkWriter
+    keeper: WindowKeeper
+    enabled: bool
+    """False: the source is switched off on this node."""
+
+
 class QueueServer:
     """One queue on this node. Raises BadConfig when the filter is not known."""
 
-    def __init__(
-        self,
-        settings: QueueSettings,
-        *,
-        own: bytes,
-        batch_prefix: bytes,
-        documents: QueueDocuments,
-        store: Store,
-        kv: KeyValue,
-        pool: Executor,
-        time: TimeSource,
-        tasks: TaskSet,
-        marks: MarkWriter,
-        enabled: bool,
-    ) -> None:
-        """`own` is this cluster's uuid; `enabled` False: the source is switched off on this node."""
+    def __init__(self, settings: QueueSettings, documents: QueueDocuments, host: QueueHost) -> None:
+        time = host.time
         budget = Budget(
             settings.object_size_limit_bytes,
             settings.object_limit_count,
@@ -129,7 +143,14 @@ class QueueServer:
         self.name = settings.name.encode()
         self.filter = parse_filter(settings.filter)
         self.machine = SourceQueue(
-            settings.name, own, settings.cascade, settings.lease_ms, budget, batch_prefix, self.filter
+            settings.name,
+            host.own,
+            settings.cascade,
+            settings.lease_ms,
+            budget,
+            host.batch_prefix,
+            WindowFaults(host.keeper, partial(host.keeper.begin_anew, self)),
+            self.filter,
         )
         self.documents = documents
         self.stored: QueueState = documents.state()
@@ -152,16 +173,16 @@ class QueueServer:
         """Sink node -> properties that differ there."""
         self.ledger_off = 0
         """Changes by which the ledger did not balance at the last check: a bug."""
-        self._enabled = enabled
-        self._store = store
-        self._kv = kv
-        self._pool = pool
+        self._enabled = host.enabled
+        self._store = host.store
+        self._kv = host.kv
+        self._pool = host.pool
         self._time = time
-        self._tasks = tasks
-        self._marks = marks
+        self._tasks = host.tasks
+        self._marks = host.marks
         self.closed = False
         self.release = ReleaseTimer()
-        self.backlog_counter = BacklogCounter(self.machine, store, pool, time)
+        self.backlog_counter = BacklogCounter(self.machine, host.store, host.pool, time)
 
     @property
     def state(self) -> str:
@@ -521,7 +542,7 @@ class QueueServer:
             return
         try:
             window.finish_refill(rows, limit)
-        except Exception as error:  # noqa: BLE001 -- see SourceQueue.on_failed
+        except Exception as error:  # noqa: BLE001 -- see WindowFaults
             self.machine.window_failed(window, error)
         self.refill()
         self.wake()
@@ -558,7 +579,7 @@ class QueueServer:
         upto_ms = now_ms if above_s is None else above_s * 1000 + 999
         try:
             window.pass_over_row(error.offset, from_ms, upto_ms, f"{error}, and was not mended")
-        except Exception as bug:  # noqa: BLE001 -- see SourceQueue.on_failed
+        except Exception as bug:  # noqa: BLE001 -- see WindowFaults
             self.machine.window_failed(window, bug)
         self.refill()
         self.wake()

@@ -27,7 +27,7 @@ from isthmus.queues.gaps import QueueGap
 from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.long_poll import Until, wait_forever
 from isthmus.queues.queue_documents import DEFINITIONS_PATH, QueueOwner, QueueState
-from isthmus.queues.queue_server import QueueServer
+from isthmus.queues.queue_server import QueueHost, QueueServer
 from isthmus.queues.queue_table import QueueTable
 from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.source_queue import SourceQueue
@@ -139,13 +139,22 @@ class QueueService:
         self.cluster_name = cluster_name
         self._damage_listener = damage_listener
         self._traces = traces
-        self._store = store
-        self._kv = kv
         self._metastore = metastore
-        self._pool = read_pool
         self._batch_prefix = machine().random_bytes(8)
         self._tasks = TaskSet()
         self.bulk_marks = BulkMarks(self.queue_store, node, time, cluster, self._tasks)
+        self._host = QueueHost(
+            own=cluster_uuid,
+            batch_prefix=self._batch_prefix,
+            store=store,
+            kv=kv,
+            pool=read_pool,
+            time=time,
+            tasks=self._tasks,
+            marks=self.bulk_marks,
+            keeper=self,
+            enabled=enabled,
+        )
         self._queues = table.servers
         self._queues.update({one.name: self._build(one) for one in table.settings})
         self._led: dict[int, int] = {}
@@ -166,22 +175,8 @@ class QueueService:
         changes.add(self)
 
     def _build(self, settings: QueueSettings) -> QueueServer:
-        queue = QueueServer(
-            settings,
-            own=self.cluster_uuid,
-            batch_prefix=self._batch_prefix,
-            documents=self.queue_store.documents(settings.name, self.time.wall_ms()),
-            store=self._store,
-            kv=self._kv,
-            pool=self._pool,
-            time=self.time,
-            tasks=self._tasks,
-            marks=self.bulk_marks,
-            enabled=self.enabled,
-        )
-        queue.machine.damage_listener = self
-        queue.machine.on_failed = partial(self.begin_anew, queue)
-        return queue
+        documents = self.queue_store.documents(settings.name, self.time.wall_ms())
+        return QueueServer(settings, documents, self._host)
 
     def on_damaged_row(self, partition: int, segment: int | None) -> None:
         """See DamageListener. May be called from any thread."""

@@ -23,7 +23,7 @@ current owner version, and acknowledgements of an older one do not count (docs/p
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from isthmus.queues.bulk_queue import BulkQueue, RefusedReference
 from isthmus.queues.consumers import Consumers
@@ -34,10 +34,10 @@ from isthmus.queues.leases import Counts, LeasedBatch, Leases, Part, Session, su
 from isthmus.queues.pacing import BatchPacing
 from isthmus.queues.sink_shares import SHARE_PATIENCE_MS, KeyRange, Share, SinkShares, includes
 from isthmus.queues.sink_types import SinkTypes
-from isthmus.queues.window import UNREADABLE, Window
+from isthmus.queues.window import UNREADABLE, QueueRules, Window
 from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item, Ledger, Read, UnreadableObject
 from isthmus.repl.model.entry import Entry
-from isthmus.repl.model.ports import DamageListener, NoDamageListener
+from isthmus.repl.model.ports import DamageListener
 
 TURN_MIN: Final = 16
 """Fewest references that one partition gives at its turn: below it a turn costs more than it shares."""
@@ -62,6 +62,15 @@ SLOW_MS: Final = 10_000
 milliseconds, and for a second or two beside a burst of writes."""
 
 
+class WindowFaults(NamedTuple):
+    """Who gets what goes wrong in a queue's windows."""
+
+    damage_listener: DamageListener
+    """Gets damaged rows, from any thread."""
+    on_failed: Callable[[int, Exception], None]
+    """Gets a partition whose window raised what nobody foresaw: the window is to begin again."""
+
+
 class SourceQueue:
     """The machine of one queue. `filter_` None offers everything; `batch_prefix`: see `queues.leases.Leases`."""
 
@@ -73,13 +82,12 @@ class SourceQueue:
         lease_ms: int,
         budget: Budget,
         batch_prefix: bytes,
+        faults: WindowFaults,
         filter_: Filter | None = None,
     ) -> None:
         self.name = name
         self.budget = budget
         self.counts = Counts()
-        self.damage_listener: DamageListener = NoDamageListener()
-        """Gets damaged rows, from any thread."""
         self.windows: dict[int, Window] = {}
         """Partition -> its window."""
         self.leases = Leases(batch_prefix, lease_ms)
@@ -98,11 +106,10 @@ class SourceQueue:
         self.refused_bulk: list[RefusedReference] = []
         """Bulk references that the sink refused permanently and keeps nothing of; `queues.bulk_marks` records them
         soon."""
-        self.on_failed: Callable[[int, Exception], None] = _raise
-        """Told of a partition's window whose step raised what nobody foresaw: it is to begin anew."""
         self.on_added: Callable[[Window, Sequence[Entry]], None] | None = None
         """Called with entries that were added to a window, while `queues.backlog_count` counts."""
         self._own = own
+        self._faults = faults
         self._set_filter(filter_, cascade)
         self._pending_cursors: dict[int, int] = {}
         """Partition -> CURSOR entries appended in this leadership that are not applied."""
@@ -153,13 +160,11 @@ class SourceQueue:
         """This node leads `partition`, whose entries below `applied` are in the store; the queue's cursor is at
         `position`."""
         self._end_window(partition)
-        window = Window(
-            partition, bucket_type, position, applied, self._cascade, self._own, self.budget, self._filter, key_range
-        )
+        rules = QueueRules(self._own, self._cascade, self.budget, self._filter, self._faults.damage_listener)
+        window = Window(partition, bucket_type, position, applied, rules, key_range)
         fetched = self._last_fetch_ms is not None and window.owner_version == self.owner_version > 0
         # A queue that discards must count what waits, whether anybody fetches or not.
         window.tracking = fetched or self.budget.discard
-        window.damage_listener = self.damage_listener
         self.windows[partition] = window
         if self.sink_types:
             self._update_held_back()
@@ -180,7 +185,7 @@ class SourceQueue:
     def window_failed(self, window: Window, error: Exception) -> None:
         """A step of a window raised what nobody foresaw; the other windows go on."""
         if self.windows.get(window.partition) is window:
-            self.on_failed(window.partition, error)
+            self._faults.on_failed(window.partition, error)
 
     def cursor_appended(self, partition: int) -> None:
         """A CURSOR entry of this queue is appended: see `cursor_pending`."""
@@ -231,7 +236,7 @@ class SourceQueue:
         for partition, window in list(self.windows.items()):
             try:
                 state = wanted_state(window, self.owner, self.owner_version, self.publishing_suspended, wall_ms)
-            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
                 self.window_failed(window, error)
                 continue
             if state is not None:
@@ -244,7 +249,7 @@ class SourceQueue:
         for partition, window in list(self.windows.items()):
             try:
                 cursor = window.advance()
-            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
                 self.window_failed(window, error)
                 continue
             if cursor > window.saved and (only is None or only == partition):
@@ -277,7 +282,7 @@ class SourceQueue:
             try:
                 if window.scan != window.applied and (count := window.refill_count()):
                     wanted.append((window, window.begin_refill(), count))
-            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
                 self.window_failed(window, error)
         return wanted
 
@@ -418,7 +423,7 @@ class SourceQueue:
             for window in ready:
                 try:
                     places, items, took = window.take(min(share, max_count - count), max_bytes - size, not parts)
-                except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
                     self.window_failed(window, error)
                     continue
                 if items:
@@ -471,7 +476,7 @@ class SourceQueue:
             read = resolved[part.start : part.start + len(part.items)]
             try:
                 places, items = self._resolve_part(part, read)
-            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
                 self._part_failed(part, error)
                 continue
             if items:
@@ -562,7 +567,7 @@ class SourceQueue:
             if self._is_current(part):
                 try:
                     self._settle_part(part, failed, refused)
-                except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
                     self._part_failed(part, error)
         if outcomes is not None:
             counts = (
@@ -602,7 +607,7 @@ class SourceQueue:
             if self._is_current(part):
                 try:
                     self._requeue(part.source, part.places, part.items)
-                except Exception as error:  # noqa: BLE001 -- see `on_failed`
+                except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
                     self._part_failed(part, error)
 
     def expire(self, now_ms: int) -> int:
@@ -613,7 +618,7 @@ class SourceQueue:
         for window in list(self.windows.values()):
             try:
                 window.trim()
-            except Exception as error:  # noqa: BLE001 -- see `on_failed`
+            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
                 self.window_failed(window, error)
         return len(expired)
 
@@ -687,8 +692,3 @@ class SourceQueue:
         ]
         times += [t for w in self.windows.values() if (t := w.oldest_waiting_ms()) is not None]
         return min(times, default=None)
-
-
-def _raise(_partition: int, error: Exception) -> None:
-    """`on_failed` of a queue without a service."""
-    raise error

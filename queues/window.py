@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 
 from xxhash import xxh64_intdigest
 
@@ -49,7 +49,7 @@ from isthmus.queues.in_flight_keys import InFlightKeys, PendingChange
 from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.window_rules import BucketRule, Budget, Item, Ledger, OriginRule
 from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, row_is_tombstone
-from isthmus.repl.model.ports import DamageListener, NoDamageListener
+from isthmus.repl.model.ports import DamageListener
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.store.port import Change
 
@@ -98,6 +98,19 @@ _LEAVING: Final = int(ReferenceKind.LEAVING)
 _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
 
+class QueueRules(NamedTuple):
+    """What all windows of a queue have in common."""
+
+    own: bytes
+    """This cluster's uuid."""
+    cascade: bool
+    budget: Budget
+    filter: Filter | None
+    """None offers every bucket."""
+    damage_listener: DamageListener
+    """Gets damaged rows, from any thread."""
+
+
 class Window:
     """The window of one queue over one partition; `cursor` <= `scan` <= `applied` are offsets."""
 
@@ -116,17 +129,14 @@ class Window:
         bucket_type: bytes,
         position: CursorPosition,
         applied: int,
-        cascade: bool,
-        own: bytes,
-        budget: Budget,
-        filter_: Filter | None = None,
+        rules: QueueRules,
         key_range: KeyRange | None = None,
     ) -> None:
-        """`own` is this cluster's uuid; `filter_` None offers every bucket; `key_range` None: not known."""
+        """`key_range` None: not known."""
         self.partition = partition
         self.bucket_type = bucket_type
         self.key_range = key_range
-        self.budget = budget
+        self.budget = rules.budget
         self.ledger = Ledger()
         self.base = position.base
         """Offset of the CURSOR entry under which the window stands; `state` is its content."""
@@ -143,9 +153,8 @@ class Window:
         """Below it a row of foreign origin is offered, too, if a write of ours is in it (R-OWED): see
         `may_backfill`."""
         self.owner_version = position.state.owner_version
-        self.origins = OriginRule(own, position.state.owner, cascade)
-        self.damage_listener: DamageListener = NoDamageListener()
-        """Gets damaged rows, from any thread."""
+        self.origins = OriginRule(rules.own, position.state.owner, rules.cascade)
+        self.damage_listener = rules.damage_listener
         self.ledger_started = False
         """The window has been contiguous once, so the ledger has counted what waited at the start."""
         self.tracking = False
@@ -160,7 +169,7 @@ class Window:
         """The last change row whose repair was waited for."""
         self._undecoded_count = 0
         """Change rows passed over since the ledger last balanced: some of these changes may have been counted."""
-        self._bucket_rule = None if filter_ is None else BucketRule(filter_, bucket_type)
+        self._bucket_rule = None if rules.filter is None else BucketRule(rules.filter, bucket_type)
         self._skip_ranges = tuple((g.start, g.end) for g in position.state.gaps if g.end > position.cursor)
         """Ranges of gaps in which nothing is offered."""
         self._pending_gaps: list[QueueGap] = []

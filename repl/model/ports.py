@@ -116,13 +116,6 @@ class DamageListener(Protocol):
         """Key rows of `segment` are damaged; None: a change row, or a row of an unknown segment."""
 
 
-class NoDamageListener:
-    """A DamageListener that ignores reports."""
-
-    def on_damaged_row(self, _partition: int, _segment: int | None) -> None:
-        """See DamageListener."""
-
-
 class UnrepairedDifferences(Protocol):
     """Differences between clusters that the newest full-sync checks found (`aae.scheduling.last_comparison`)."""
 
