@@ -85,8 +85,12 @@ from isthmus.queues.service import QueueService
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_properties import PropertyCache
-from isthmus.repl.controller.controller import Controller
+from isthmus.repl.controller.controller import Controller, OwnNode
+from isthmus.repl.controller.inbox import ControllerAlarm, ControllerInbox, PeerWatch
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
+from isthmus.repl.controller.leader_balancer import LeaderBalancer
+from isthmus.repl.controller.promotions import Promotions
+from isthmus.repl.controller.suspicion import Suspicions
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.coordinator.tombstone_recall import TombstoneRecall
@@ -96,6 +100,7 @@ from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.actor_renewal import ClusterWitness
+from isthmus.repl.runtime.handover import LeadershipTransfer
 from isthmus.repl.runtime.metastore_copy import CopyKeeper
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
@@ -195,13 +200,18 @@ class NodeServices:
         )
         damaged = DamagedRows()
         rpc = RpcRegistry()
+        alarm = ControllerAlarm()
+        suspicions = Suspicions(name) if settings.transport.suspect_refused else None
+        peers = PeerWatch(name, self.time, alarm, suspicions)
         self.links = links_of(
             settings,
             cluster_uuid=self.cluster_uuid,
+            observer=peers,
             on_request=rpc.answer,
             direct=rpc.direct,
             tls=self.credentials.links,
         )
+        inbox = ControllerInbox(alarm, peers, Promotions(node=name, links=self.links, on_received=alarm.decide))
         self.runtime = Runtime(
             RuntimeSettings(
                 node=name,
@@ -220,6 +230,7 @@ class NodeServices:
             time=self.time,
             options_of=self.options.core,
             damage_listener=damaged,
+            record_watcher=inbox,
             on_fatal=on_fatal,
         )
         self.property_cache = PropertyCache(metastore)
@@ -235,19 +246,19 @@ class NodeServices:
             unreplicated=queue_table.is_unreplicated,
             on_ahead=self.witness.renewal.pushed,
         )
+        handing_over = LeadershipTransfer(self.runtime)
+        balancer = LeaderBalancer(
+            node=name, links=self.links, own=handing_over, options=balance_options_of(settings), wake=inbox.wake
+        )
         self.controller = Controller(
             metastore,
-            node=name,
+            OwnNode(name, self.links, self.runtime, self.registrar),
+            inbox,
             time=self.time,
-            links=self.links,
-            positions=self.runtime,
             default_type=default_type_of(settings),
             observer=self,
-            registration=self.registrar,
+            balancer=balancer,
         )
-        self.links.observer = self.controller
-        if not settings.transport.suspect_refused:
-            self.controller.suspicions = None
         self.membership = ClusterMembership(self.controller, settings, self.cluster_uuid)
         self.client_routes = ClusterRoutes(self.controller, settings, self.cluster_uuid)
         self.query = ClusterQuery(name, self.links)
@@ -262,8 +273,7 @@ class NodeServices:
         self.registrar.on_registered = self._registered
         self.registrar.on_lost = self.runtime.session_expired
         self.registrar.on_taken = self._dial_registered
-        self.runtime.record_watcher = self.controller
-        self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
+        self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balancer, handing_over)
         facts = ReplicationFacts(
             self.runtime,
             self.controller,

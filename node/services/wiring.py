@@ -25,6 +25,7 @@ from isthmus.repl.security.tls import LinkTls
 from isthmus.repl.store.checkpoint import Disk
 from isthmus.repl.store.leveldb import PLYVEL, LevelStore, OpenDatabase
 from isthmus.repl.transport.links import ClusterLinks
+from isthmus.repl.transport.port import ReachabilityObserver
 from isthmus.repl.transport.rpc import DirectHandler
 
 FACTOR_OF_ENSEMBLE: Final = 3
@@ -182,6 +183,7 @@ def links_of(
     settings: Settings,
     *,
     cluster_uuid: bytes,
+    observer: ReachabilityObserver,
     on_request: Callable[[str, str, bytes], Awaitable[bytes]],
     direct: Mapping[str, DirectHandler],
     tls: LinkTls | None = None,
@@ -200,6 +202,7 @@ def links_of(
         catch_up_share_percent=transport.catch_up_share_percent,
         catch_up_rate_bytes=settings.replication.catch_up_rate_limit_bytes,
         message_limit_bytes=message_limit_bytes(settings),
+        observer=observer,
         on_request=on_request,
         direct=direct,
         tls=tls,

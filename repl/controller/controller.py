@@ -7,7 +7,8 @@ memory only for the age of a nomination and the promotions received, and the rec
 decisions about its partition, and no others.
 
 Elections: `repl.controller.election`, with `log_positions` and `promotions`; new bucket types: `bucket_types`; options:
-`dynamic_options`; ordered changes of placement: `reassigner`; leaderships: `leader_balancer`; dead nodes: `suspicion`.
+`dynamic_options`; ordered changes of placement: `reassigner`; leaderships: `leader_balancer`; dead nodes: `suspicion`;
+what other parts of the node report: `inbox`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import structlog
 
 from isthmus.config.dynamic_options import MOVES_AT_ONCE
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, Assigner, DefaultType, DefaultTypeCreation, assign
-from isthmus.repl.controller.contact import Contact
 from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings
 from isthmus.repl.controller.election import (
     Decision,
@@ -34,18 +34,16 @@ from isthmus.repl.controller.election import (
     elect,
     watched,
 )
+from isthmus.repl.controller.inbox import ControllerInbox
 from isthmus.repl.controller.leader_balancer import LeaderBalancer
 from isthmus.repl.controller.log_positions import METHOD as STATUS
 from isthmus.repl.controller.log_positions import LocalPositions, LogPositions, RequestLinks
 from isthmus.repl.controller.placement import ReplicaMap
 from isthmus.repl.controller.promotions import METHOD as PROMOTED
-from isthmus.repl.controller.promotions import Promotions
 from isthmus.repl.controller.reachability import Reachability
 from isthmus.repl.controller.reassigner import Reassigner
 from isthmus.repl.controller.reassignment_orders import ORDERS_DOCUMENT, ORDERS_PATH, Placement
-from isthmus.repl.controller.suspicion import Suspicions
 from isthmus.repl.controller.unreadable_documents import UnreadableDocuments
-from isthmus.repl.isr import effects as fx
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Precondition, Unavailable, VersionConflict
 from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
@@ -114,38 +112,49 @@ class OwnRegistration(Protocol):
         """Whether this process is registered under its node's name."""
 
 
+@dataclass(frozen=True)
+class OwnNode:
+    """The node of a controller."""
+
+    name: str
+    links: ControllerLinks
+    """Never asked to reach the node itself."""
+    positions: LocalPositions
+    """Those of its replicas."""
+    registration: OwnRegistration
+    """Without it a node decides nothing, since other nodes address the deciding node by its name."""
+
+
 class Controller:
     """One node's controller."""
 
     def __init__(
         self,
         metastore: Metastore,
+        own: OwnNode,
+        inbox: ControllerInbox,
         *,
-        node: str,
         time: TimeSource,
-        links: ControllerLinks,
-        positions: LocalPositions,
         default_type: DefaultType,
         observer: ClusterObserver,
-        registration: OwnRegistration,
+        balancer: LeaderBalancer,
     ) -> None:
-        """`links` are never asked to reach `node` itself. `positions` are those of this node's replicas. A node without
-        a `registration` decides nothing, since other nodes address the deciding node by its name."""
+        """`balancer` spreads leaderships while this node decides."""
         self.metastore = metastore
-        self._node = node
+        node = self._node = own.name
         self._time = time
         self._default_type = default_type
         self._observer = observer
-        self._registration = registration
-        self._wake = asyncio.Event()
-        self._read_due = True
-        """Something may have changed since the last read."""
+        self._registration = own.registration
+        self._alarm = inbox.alarm
+        self._peers = inbox.peers
+        self._promotions = inbox.promotions
+        self._balancer = balancer
         self._poll_at_ms = 0
         """When the next read is due in any case."""
         self._unavailable = LogLimit()
         self._timers: dict[int, ElectionTimer] = {}
-        self._positions = LogPositions(node=node, links=links, own=positions, on_answer=self._wake.set)
-        self._promotions = Promotions(node=node, links=links, on_received=self._wake.set)
+        self._positions = LogPositions(node=node, links=own.links, own=own.positions, on_answer=self._alarm.decide)
         self._default_creation = DefaultTypeCreation(default_type, node)
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
@@ -157,15 +166,10 @@ class Controller:
         )
         self._placement = WatchedDocument(metastore, ORDERS_DOCUMENT, Placement(), DOCUMENT_EVENTS)
         self.unread = UnreadableDocuments()
-        self.suspicions: Suspicions | None = Suspicions(node)
-        """Which other nodes are believed to be dead; None: registrations end with their sessions only."""
-        self._contact = Contact(node)
-        self._links = links
+        self._links = own.links
         self._reachability = Reachability(node)
         self.moving = Reassigner(metastore, self.unread)
         self.options_listener: OptionsListener | None = None
-        self.balancing: LeaderBalancer | None = None
-        """Spreads leaderships while this node decides; None: no balancing. Set before `start`."""
         self.decides = False
         """True while this node's session holds the claim, as far as it knows."""
         self.controller: str | None = None
@@ -223,40 +227,23 @@ class Controller:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         await self.resign()
-        if self.balancing is not None:
-            await self.balancing.stop()
+        await self._balancer.stop()
         await self._positions.stop()
         await self._promotions.stop()
 
     def wake(self) -> None:
         """Read soon: something may have changed."""
-        self._read_due = True
-        self._wake.set()
-
-    def promoted(self, partition: int, effect: fx.Promoted) -> None:
-        """Report that the barrier of a candidate on this node is durable."""
-        self._promotions.announce(partition, effect)
+        self._alarm.read()
 
     def _pass_on_options(self, options: OptionSettings) -> None:
         if self.options_listener is not None:
             self.options_listener.on_options(options)
-
-    def link_changed(self, node: str, up: bool) -> None:
-        """See `ReachabilityObserver`."""
-        self._contact.link_changed(node, up, self._time.now_ms())
-        if self.suspicions is not None:
-            self.suspicions.link_changed(node, up)
 
     def unreached(self) -> frozenset[str]:
         """The registered nodes that could not lead, as far as this node's connections show (R-REACHED)."""
         now_ms, links = self._time.now_ms(), self._links
         self._reachability.learn(self.registrations.keys(), links.dialled_nodes(), links.dialled_by(), now_ms)
         return self._reachability.unreached(now_ms)
-
-    def dial_refused(self, node: str) -> None:
-        """See `ReachabilityObserver`."""
-        if self.suspicions is not None and self.suspicions.refused(node, self._time.now_ms()):
-            self.wake()
 
     def _on_hint(self, path: str) -> None:
         if path == CLAIM_PATH:
@@ -269,7 +256,7 @@ class Controller:
 
     async def _run(self) -> None:
         while True:
-            self._wake.clear()
+            self._alarm.clear()
             try:
                 pause_ms = await self._look()
             except (Unavailable, Ambiguous, VersionConflict) as error:
@@ -278,7 +265,7 @@ class Controller:
                 pause_ms = RETRY_MS
             except IsthmusError as error:
                 log.error("controller.cannot_decide", reason=error.reason, error=str(error))
-                self.outdated_why = str(error) if self._read_due else ""
+                self.outdated_why = str(error) if self._alarm.read_due else ""
                 pause_ms = POLL_MS
             except Exception as error:
                 # A node that keeps the claim and does not decide would leave its cluster without elections.
@@ -286,9 +273,9 @@ class Controller:
                 pause_ms = POLL_MS
             try:
                 async with asyncio.timeout(pause_ms / 1000):
-                    await self._wake.wait()
+                    await self._alarm.wait()
             except TimeoutError:
-                self._read_due = True
+                self._alarm.read_due = True
                 if pause_ms >= POLL_MS:
                     self._claim_known = False
                     self._options.expire()
@@ -298,12 +285,12 @@ class Controller:
         """Read, decide and write once; returns the milliseconds until the next read is due.
 
         Reports of other nodes, which are not in the metastore, are decided upon with what was read last."""
-        if self._read_due or self._time.now_ms() >= self._poll_at_ms:
+        if self._alarm.read_due or self._time.now_ms() >= self._poll_at_ms:
             await self._read()
         if await self._end_suspected_sessions():
             self._claim_known = False
             await self._read()
-        if self.decides and (self._contact.alone(self._time.now_ms()) or not self._takes_part()):
+        if self.decides and (self._peers.contact.alone(self._time.now_ms()) or not self._takes_part()):
             await self._let_another_decide()
         if not self._claim_known:
             async with self._claiming:
@@ -312,8 +299,7 @@ class Controller:
         pause_ms = min(await self._create_default_type(), self.moving.see(self.records, self._time.now_ms()))
         if not self.decides:
             self.moving.rest()
-            if self.balancing is not None:
-                self.balancing.rest()
+            self._balancer.rest()
             return pause_ms
         writes, until_ms = self._decide()
         preconditions: tuple[Precondition, ...] = ()
@@ -326,18 +312,17 @@ class Controller:
                 raise
             except Exception as error:  # leaders are elected and balanced all the same
                 unforeseen.exception("controller.moves_bug", error)
-        if self.balancing is not None:
-            now_ms, drained = self._time.now_ms(), self.placement.drained.keys()
-            busy = bool(writes) or not self._placement.was_read  # it is not known which nodes are drained
-            records = self.unread.without(self.records)
-            try:
-                balance_ms = self.balancing.look(records, self.registrations, now_ms, busy=busy, drained=drained)
-                until_ms = min(until_ms, balance_ms)
-            except Exception as error:
-                unforeseen.exception("controller.balance_bug", error)
+        now_ms, drained = self._time.now_ms(), self.placement.drained.keys()
+        busy = bool(writes) or not self._placement.was_read  # it is not known which nodes are drained
+        records = self.unread.without(self.records)
+        try:
+            balance_ms = self._balancer.look(records, self.registrations, now_ms, busy=busy, drained=drained)
+            until_ms = min(until_ms, balance_ms)
+        except Exception as error:
+            unforeseen.exception("controller.balance_bug", error)
         if not writes:
             return min(pause_ms, until_ms)
-        self._read_due = True
+        self._alarm.read_due = True
         decided = await asyncio.gather(*(self._write_alone(record, preconditions) for record in writes))
         return WRITTEN_MS if all(decided) else RETRY_MS
 
@@ -350,7 +335,7 @@ class Controller:
         return writes, () if version is None else (Precondition(ORDERS_PATH, version),), until_ms
 
     async def _read(self) -> None:
-        self._read_due = False  # before the read: an event from here on requires another
+        self._alarm.read_due = False  # before the read: an event from here on requires another
         self._poll_at_ms = self._time.now_ms() + POLL_MS
         try:
             await self._options.refresh()
@@ -358,16 +343,16 @@ class Controller:
             records = await self.metastore.records()
             registrations = await self.metastore.registrations(sync=False)
         except BaseException:
-            self._read_due = True
+            self._alarm.read_due = True
             raise
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
         self.outdated_why = ""
         self.unread.learn(self.metastore.unreadable, records)
-        self._contact.learn(registrations, self._time.now_ms())
+        self._peers.contact.learn(registrations, self._time.now_ms())
         self.unreached()
-        if self.suspicions is not None:
-            self.suspicions.learn(registrations, self._time.now_ms())
+        if self._peers.suspicions is not None:
+            self._peers.suspicions.learn(registrations, self._time.now_ms())
         try:
             self._observer.on_registrations(registrations)
         except Exception as error:  # the observers learn of the next reading; elections must not wait for that
@@ -385,9 +370,9 @@ class Controller:
     async def _let_another_decide(self) -> None:
         """Give up the claim: this node takes no part, or reaches no other one (R-CONTACT)."""
         now_ms = self._time.now_ms()
-        if self._contact.alone(now_ms):
+        if self._peers.contact.alone(now_ms):
             log.warning("controller.alone", reason="no other registered node is reached: another one is to decide")
-            self._contact.gave_up(now_ms)
+            self._peers.contact.gave_up(now_ms)
         async with self._claiming:
             await self._give_up_claim()
         self._claim_known = False
@@ -396,12 +381,12 @@ class Controller:
         """End the registrations of nodes that are dead as far as this node can tell, and the claim of one that decided
         (R-SUSPECT); True if one is over. Every registered node does so, since the one that decides may be the dead
         one."""
-        if self.suspicions is None or self._resigned or not self._takes_part():
+        if self._peers.suspicions is None or self._resigned or not self._takes_part():
             return False
-        suspects = self.suspicions.suspects()
+        suspects = self._peers.suspicions.suspects()
         for suspect in suspects:
             ended = await self.metastore.end_registration(suspect.node, suspect.session_id, (CLAIM_PATH,))
-            self.suspicions.ended(suspect, here=ended)
+            self._peers.suspicions.ended(suspect, here=ended)
             if ended:
                 log.warning(
                     "controller.node_suspected",
@@ -415,7 +400,7 @@ class Controller:
         """Take the claim if it is free, and read who has it; valid until a watch event."""
         self._claim_known = True
         try:
-            may = not self._resigned and self._takes_part() and self._contact.may_claim(self._time.now_ms())
+            may = not self._resigned and self._takes_part() and self._peers.contact.may_claim(self._time.now_ms())
             won = may and await self.metastore.claim(CLAIM_PATH, self._node.encode())
             found = await self.metastore.get(CLAIM_PATH)
         except (Unavailable, Ambiguous, VersionConflict):
@@ -429,7 +414,7 @@ class Controller:
                 self.wake()
         if decides != self.decides:
             if decides:
-                self._contact.took(self._time.now_ms())
+                self._peers.contact.took(self._time.now_ms())
             log.info("controller.took_over" if decides else "controller.lost", controller=self.controller)
             self._timers.clear()
         self.decides = decides
@@ -495,7 +480,7 @@ class Controller:
             reported=self._positions.of(partition),
             leaderships=leaderships,
             timers=self.options.timers(),
-            suspected={} if self.suspicions is None else self.suspicions.over,
+            suspected={} if self._peers.suspicions is None else self._peers.suspicions.over,
             unreached=self.unreached(),
         )
         return decision if isinstance(decision, ProposeRecord) else self._with_min_isr(record, decision)
@@ -541,8 +526,8 @@ class Controller:
         yield from self.unread.samples()
         offline = sum(record.status is not PartitionStatus.ONLINE for record in self.records.values())
         yield "isthmus_partitions_offline", {}, offline
-        if self.suspicions is not None:
-            yield from self.suspicions.samples()
+        if self._peers.suspicions is not None:
+            yield from self._peers.suspicions.samples()
 
     # -- operators ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 from isthmus.repl.controller.controller import Controller
-from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
+from isthmus.repl.controller.leader_balancer import LeaderBalancer
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady, OutcomeUnknown
 from isthmus.repl.runtime.handover import LeadershipTransfer
 from isthmus.repl.runtime.runtime import Runtime
@@ -27,22 +27,18 @@ BY_LENGTH_MAX: Final = 256
 
 
 class LeaderBalanceApi:
-    """Forwards requests to the controller, or answers as the controller; creates the balancer and its handlers."""
+    """Forwards requests to the controller, or answers as the controller."""
 
-    def __init__(self, controller: Controller, runtime: Runtime, options: BalanceOptions) -> None:
-        """Create before `controller.start`, since it sets the controller's balancer."""
+    def __init__(
+        self, controller: Controller, runtime: Runtime, balancer: LeaderBalancer, handing_over: LeadershipTransfer
+    ) -> None:
+        """`balancer` is the controller's; `handing_over` carries out what balancers of other nodes ask for."""
         self._controller = controller
         self._node = runtime.node
         self._links = runtime.links
         self._time = runtime.time
-        self._handing_over = LeadershipTransfer(runtime)
-        self._balancing = controller.balancing = LeaderBalancer(
-            node=self._node,
-            links=self._links,
-            own=self._handing_over,
-            options=options,
-            wake=controller.wake,
-        )
+        self._handing_over = handing_over
+        self._balancing = balancer
 
     def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
         """Handlers of requests from other nodes, by method."""

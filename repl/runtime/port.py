@@ -55,7 +55,7 @@ class InFlightWork(Protocol):
 
 
 class RecordWatcher(Protocol):
-    """Reads partition records; `repl.controller.controller.Controller`."""
+    """Reads partition records; `repl.controller.inbox.ControllerInbox`."""
 
     def promoted(self, partition: int, effect: fx.Promoted) -> None:
         """The barrier of a candidate on this node is durable: announce it to the controllers."""

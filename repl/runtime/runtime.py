@@ -92,10 +92,11 @@ class Runtime:
         time: TimeSource,
         options_of: Callable[[str], ReplicaOptions],
         damage_listener: DamageListener,
+        record_watcher: RecordWatcher,
         on_fatal: Callable[[Exception], None],
     ) -> None:
         """`options_of` returns the options of new replicas of a bucket type; `damage_listener` gets rows that could not
-        be sent to a follower; `on_fatal` ends the process."""
+        be sent to a follower; `record_watcher` is the inbox of this node's controller; `on_fatal` ends the process."""
         self.node, self.cluster_uuid = settings.node, settings.cluster_uuid
         self.store = store
         self.replog = replog
@@ -105,8 +106,7 @@ class Runtime:
         self.partitions: dict[int, Partition] = {}
         self.listeners = ApplyListeners()
         self.latency = ReplicationLatency()
-        self.record_watcher: RecordWatcher | None = None
-        """The node's controller, which is built after the runtime."""
+        self._record_watcher = record_watcher
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._registrar = registrar
@@ -470,15 +470,13 @@ class Runtime:
                 case fx.PersistEpoch() | fx.WriteRecord() | fx.ReadRecordSync() | fx.NewLogIdentity():
                     self._metastore_effects.perform(partition, effect)
                 case fx.RefreshRecord():
-                    if self.record_watcher is not None:
-                        self.record_watcher.wake()
+                    self._record_watcher.wake()
                 case fx.BeginTransfer() | fx.InstallRows() | fx.InstallMetadata() | fx.FinishTransfer():
                     self._transfer_receiver.perform(partition, effect)
                 case fx.SendTransferChunk():
                     self._transfer_sender.answer(partition, effect)
                 case fx.Promoted():
-                    if self.record_watcher is not None:
-                        self.record_watcher.promoted(partition.id, effect)
+                    self._record_watcher.promoted(partition.id, effect)
                 case fx.RoleChanged():
                     self._role_changed(partition, effect)
                 case fx.LeadershipReady():

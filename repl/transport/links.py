@@ -102,6 +102,7 @@ class ClusterLinks:
         catch_up_share_percent: int,
         catch_up_rate_bytes: int,
         message_limit_bytes: int,
+        observer: ReachabilityObserver,
         on_request: Handler,
         direct: Mapping[str, DirectHandler] = NO_DIRECT,
         tls: LinkTls | None = None,
@@ -123,8 +124,7 @@ class ClusterLinks:
         self._cluster = cluster
         self._cluster_uuid = cluster_uuid
         self.listener: LinkListener | None = None
-        self.observer: ReachabilityObserver | None = None
-        """Set by the node; nothing is reported before."""
+        self._observer = observer
         self._on_request = on_request
         self._direct = direct
         self._tls = tls
@@ -407,13 +407,13 @@ class ClusterLinks:
         self._report(connection.node, False)
 
     def _observe(self, node: str, up: bool) -> None:
-        if not self._stopping and self.observer is not None:
-            self.observer.link_changed(node, up)
+        if not self._stopping:
+            self._observer.link_changed(node, up)
 
     def refused(self, node: str) -> None:
         """The address of `node` refused a dial. A connection that it dialled to this node proves that it lives."""
-        if not self._stopping and self.observer is not None and node not in self._accepted:
-            self.observer.dial_refused(node)
+        if not self._stopping and node not in self._accepted:
+            self._observer.dial_refused(node)
 
     def _report(self, node: str, up: bool) -> None:
         if not self._stopping and self.listener is not None:

@@ -46,7 +46,7 @@ class LinkListener(Protocol):
 
 
 class ReachabilityObserver(Protocol):
-    """Observes which nodes can be dialled; `repl.controller.controller.Controller`."""
+    """Observes which nodes can be dialled; `repl.controller.inbox.PeerWatch`."""
 
     def link_changed(self, node: str, up: bool) -> None:
         """The connection that this node dialled to `node` is up, or ended."""

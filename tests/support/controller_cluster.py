@@ -11,8 +11,11 @@ from dataclasses import replace
 import msgpack
 
 from isthmus.repl.controller.bucket_types import DefaultType
-from isthmus.repl.controller.controller import Controller
+from isthmus.repl.controller.controller import Controller, OwnNode
+from isthmus.repl.controller.inbox import ControllerAlarm, ControllerInbox, PeerWatch
 from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
+from isthmus.repl.controller.promotions import Promotions
+from isthmus.repl.controller.suspicion import Suspicions
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
@@ -20,6 +23,8 @@ from isthmus.repl.runtime.handover import METHOD as HAND_OVER
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.virtual_time import LoopTime
 from tests.support.waiting import eventually as eventually
+
+NO_BALANCING = BalanceOptions(automatic=False)
 
 
 class FakeNode:
@@ -45,24 +50,22 @@ class FakeNode:
         self.seen: list[str] = []
         self.registrations: Mapping[str, Registration] = {}
         self.announced: set[tuple[int, int]] = set()
+        alarm = ControllerAlarm()
+        self.peers = PeerWatch(self.name, LoopTime(), alarm, Suspicions(self.name))
+        promotions = Promotions(node=self.name, links=self, on_received=alarm.decide)
+        self.inbox = ControllerInbox(alarm, self.peers, promotions)
+        self.balancer = LeaderBalancer(
+            node=self.name, links=self, own=self, options=cluster.balance, wake=self.inbox.wake
+        )
         self.controller = Controller(
             self.metastore,
-            node=self.name,
+            OwnNode(self.name, self, self, self),
+            self.inbox,
             time=LoopTime(),
-            links=self,
-            positions=self,
             default_type=cluster.default,
             observer=self,
-            registration=self,
+            balancer=self.balancer,
         )
-        if cluster.balance is not None:
-            self.controller.balancing = LeaderBalancer(
-                node=self.name,
-                links=self,
-                own=self,
-                options=cluster.balance,
-                wake=self.controller.wake,
-            )
 
     registered = True
     """See OwnRegistration."""
@@ -77,8 +80,8 @@ class FakeNode:
         await self.register()
         for other in self.cluster.living:
             if other is not self:
-                other.controller.link_changed(self.name, True)
-                self.controller.link_changed(other.name, True)
+                other.peers.link_changed(self.name, True)
+                self.peers.link_changed(other.name, True)
         self.controller.start()
 
     async def register(self, *, active: bool = True) -> None:
@@ -91,7 +94,7 @@ class FakeNode:
         """The process ends and its session with it; no other node is notified."""
         self.deaf = True
         for other in self.cluster.living:
-            other.controller.link_changed(self.name, False)
+            other.peers.link_changed(self.name, False)
         await self.controller.stop()
         await self.metastore.stop()
 
@@ -143,13 +146,13 @@ class FakeNode:
             if (partition, record.epoch) not in self.announced:
                 self.announced.add((partition, record.epoch))
                 effect = fx.Promoted(record.epoch, self.name, self.session_id, 50 + self.number)
-                asyncio.get_running_loop().call_soon(self.controller.promoted, partition, effect)
+                asyncio.get_running_loop().call_soon(self.inbox.promoted, partition, effect)
 
 
 class Cluster:
     """Nodes on one ensemble."""
 
-    def __init__(self, default: DefaultType, balance: BalanceOptions | None = None) -> None:
+    def __init__(self, default: DefaultType, balance: BalanceOptions = NO_BALANCING) -> None:
         self.default = default
         self.balance = balance
         self.ensemble = MemoryEnsemble()
@@ -201,7 +204,9 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running(default: DefaultType, *numbers: int, balance: BalanceOptions | None = None) -> AsyncIterator[Cluster]:
+async def running(
+    default: DefaultType, *numbers: int, balance: BalanceOptions = NO_BALANCING
+) -> AsyncIterator[Cluster]:
     """A cluster of the nodes `numbers`, started one after the other."""
     cluster = Cluster(default, balance)
     try:

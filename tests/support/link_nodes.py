@@ -63,6 +63,22 @@ def ack(seq: int) -> AppendAck:
     return AppendAck(1, 7, seq, 0, 0, 0)
 
 
+class Observed:
+    """Reports of a node's links about reachability."""
+
+    def __init__(self) -> None:
+        self.links: list[tuple[str, bool]] = []
+        self.refused: list[str] = []
+
+    def link_changed(self, node: str, up: bool) -> None:
+        """See ReachabilityObserver."""
+        self.links.append((node, up))
+
+    def dial_refused(self, node: str) -> None:
+        """See ReachabilityObserver."""
+        self.refused.append(node)
+
+
 class Node:
     """A node with its links, and all that they reported."""
 
@@ -72,6 +88,7 @@ class Node:
         self.streams_wanted: list[str] = []
         self.events: list[tuple[str, bool]] = []
         self.answer: Callable[[str, str, bytes], Awaitable[bytes]] = self._echo
+        self.observed = Observed()
         settings: dict[str, Any] = {
             "cluster": "c",
             "cluster_uuid": UUID,
@@ -87,6 +104,7 @@ class Node:
         self.links = ClusterLinks(
             node=name,
             **{**settings, **numbers},
+            observer=self.observed,
             on_request=lambda node, method, body: self.answer(node, method, body),
         )
         self.links.listener = self

@@ -80,6 +80,7 @@ class MemoryLinks:
         network: MemoryNetwork,
         node: str,
         *,
+        observer: ReachabilityObserver,
         on_request: Callable[[str, str, bytes], Awaitable[bytes]],
         catch_up_limit_bytes: int = 8_000_000,
         takes_streams: bool = True,
@@ -87,7 +88,7 @@ class MemoryLinks:
         self._network = network
         self._node = node
         self.listener: LinkListener | None = None
-        self.observer: ReachabilityObserver | None = None
+        self.observer = observer
         self.on_request = on_request
         self._loop = asyncio.get_running_loop()
         self.takes_streams = takes_streams
@@ -117,8 +118,7 @@ class MemoryLinks:
 
     def _report(self, node: str, up: bool) -> None:
         assert self.listener is not None
-        if self.observer is not None:
-            self.observer.link_changed(node, up)
+        self.observer.link_changed(node, up)
         self.listener.link_changed(node, up)
 
     def _want_stream(self, node: str) -> None:

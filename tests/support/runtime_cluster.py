@@ -15,9 +15,12 @@ import pytest
 
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_types import DefaultType
-from isthmus.repl.controller.controller import Controller
+from isthmus.repl.controller.controller import Controller, OwnNode
+from isthmus.repl.controller.inbox import ControllerAlarm, ControllerInbox, PeerWatch
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
-from isthmus.repl.controller.leader_balancer import BalanceOptions
+from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
+from isthmus.repl.controller.promotions import Promotions
+from isthmus.repl.controller.suspicion import Suspicions
 from isthmus.repl.coordinator.coordinator import Coordinator, CoordinatorSettings
 from isthmus.repl.coordinator.write_batch import WriteLimits, never_unreplicated
 from isthmus.repl.isr.replica_state import ReplicaOptions
@@ -26,11 +29,13 @@ from isthmus.repl.model.properties import NO_SETTINGS
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.replog.log import FileLog
+from isthmus.repl.runtime.handover import LeadershipTransfer
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.registration import Registrar, verify_local_replicas
 from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
+from tests.support.controller_cluster import NO_BALANCING
 from tests.support.coordinator_cluster import handlers_of
 from tests.support.damage_reports import DamageReports
 from tests.support.memory_links import MemoryLinks, MemoryNetwork
@@ -88,6 +93,7 @@ class Node:
     disk: FullableFiles
     failures: list[Exception]
     damaged: DamageReports
+    leader_balance: LeaderBalanceApi
 
     def partition(self, partition: int = 0) -> Partition:
         return self.runtime.partitions[partition]
@@ -120,7 +126,7 @@ async def run_node(
     log_file_bytes: int = 10_000_000,
     checkpoint_interval_ms: int = 100_000,
     removed_grace_ms: int = 600_000,
-    balance: BalanceOptions | None = None,
+    balance: BalanceOptions = NO_BALANCING,
     takes_streams: bool = True,
 ) -> AsyncIterator[Node]:
     """A serving node on `directory`. With `stop` False it is left as a kill would: nothing is handed over. With
@@ -169,12 +175,16 @@ async def run_node(
             raise BadInput(f"no method {method}")
         return await handlers[method](sender, body)
 
+    alarm = ControllerAlarm()
+    peers = PeerWatch(node, SystemTime(), alarm, Suspicions(node))
     links = MemoryLinks(
         network or MemoryNetwork(),
         node,
+        observer=peers,
         on_request=answer,
         takes_streams=takes_streams,
     )
+    inbox = ControllerInbox(alarm, peers, Promotions(node=node, links=links, on_received=alarm.decide))
     runtime = Runtime(
         RuntimeSettings(node, UUID, window_bytes, 3_000_000, checkpoint_interval_ms, removed_grace_ms),
         store=store,
@@ -186,6 +196,7 @@ async def run_node(
         time=SystemTime(),
         options_of=lambda _bucket_type: options or ReplicaOptions(),
         damage_listener=damaged,
+        record_watcher=inbox,
         on_fatal=failures.append,
     )
     pool = ThreadPoolExecutor(1)
@@ -210,21 +221,23 @@ async def run_node(
             runtime.registrations_seen(registrations)
             links.set_nodes({r.node: r.cluster_address for r in registrations.values() if r.node != node})
 
+    handing_over = LeadershipTransfer(runtime)
+    balancer = LeaderBalancer(node=node, links=links, own=handing_over, options=balance, wake=inbox.wake)
     controller = Controller(
         metastore,
-        node=node,
+        OwnNode(node, links, runtime, SimpleNamespace(registered=True)),
+        inbox,
         time=SystemTime(),
-        links=links,
-        positions=runtime,
         default_type=default_type or DefaultType(PARTITIONS, 1, settle_ms=0),
         observer=Observer(),
-        registration=SimpleNamespace(registered=True),
+        balancer=balancer,
     )
-    links.observer = controller
-    handlers |= {**handlers_of(coordinator), **controller.request_handlers()}
-    if balance is not None:
-        handlers |= LeaderBalanceApi(controller, runtime, balance).request_handlers()
-    runtime.record_watcher = controller
+    leader_balance = LeaderBalanceApi(controller, runtime, balancer, handing_over)
+    handlers |= {
+        **handlers_of(coordinator),
+        **controller.request_handlers(),
+        **leader_balance.request_handlers(),
+    }
     for record in records.values():
         if identity.partition(record.partition) is not None:
             runtime.attach(record)
@@ -232,7 +245,18 @@ async def run_node(
     runtime.session_started(await registrar.register())
     controller.start()
     member = Node(
-        node, runtime, coordinator, controller, metastore, identity, registrar, links, disk, failures, damaged
+        node,
+        runtime,
+        coordinator,
+        controller,
+        metastore,
+        identity,
+        registrar,
+        links,
+        disk,
+        failures,
+        damaged,
+        leader_balance,
     )
     try:
         if wait:

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import BalanceOptions
 from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.isr.replica_state import ReplicaOptions
@@ -117,7 +116,7 @@ async def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, start_
         await t.kill("n3")
         await eventually(lambda: led_counts(t) == {"n1": 3, "n2": 3})
         again = await t.open("n3", balance=manual)
-        asker = LeaderBalanceApi(again.controller, again.runtime, manual)
+        asker = again.leader_balance
         await eventually(lambda: again.controller.controller == "n1")
         async with asyncio.timeout(PATIENCE_S):
             while len((status := await asker.status())["plan"]) < 2:

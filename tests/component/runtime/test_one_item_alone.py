@@ -143,11 +143,12 @@ async def test_a_move_or_a_balance_that_fails_elects_leaders_all_the_same(
 
     monkeypatch.setattr(deciding.Controller, "_move", fails)
     async with start_node(tmp_path, MemoryEnsemble(), wait=False) as node:
-        node.controller.balancing = cast(Any, SimpleNamespace(look=rests, rest=lambda: None))
+        sound = node.controller._balancer
+        node.controller._balancer = cast(Any, SimpleNamespace(look=rests, rest=lambda: None))
         await eventually(lambda: node.ready)
         node.controller.wake()
         await eventually(lambda: {"controller.moves_bug", "controller.balance_bug"} <= injected(logged))
-        node.controller.balancing = None
+        node.controller._balancer = sound
     assert injected(logged) == {"controller.moves_bug", "controller.balance_bug"}
 
 

@@ -34,6 +34,7 @@ from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
 from tests.simulation.world.sockets import VirtualSocket
 from tests.simulation.world.tcp import WINDOW_BYTES
+from tests.support.link_nodes import Observed
 from tests.support.tls_files import CertificateFolder
 
 PORT = 8098
@@ -1090,6 +1091,7 @@ class LinkedNode:
             catch_up_share_percent=20,
             catch_up_rate_bytes=0,
             message_limit_bytes=1 << 24,
+            observer=Observed(),
             on_request=self._answer,
             tls=tls,
         )

@@ -35,9 +35,7 @@ def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 def balancing_of(cluster: Cluster) -> LeaderBalancer:
     """The balancer of the controller."""
     (name,) = cluster.decides()
-    found = cluster.nodes[name].controller.balancing
-    assert found is not None
-    return found
+    return cluster.nodes[name].balancer
 
 
 def now_ms(cluster: Cluster) -> int:

@@ -30,7 +30,6 @@ from tests.support.link_nodes import (
     LOOPS,
     MB,
     UUID,
-    Node,
     RawConnection,
     ack,
     entries_of,
@@ -230,23 +229,6 @@ def test_a_node_that_comes_up_late_is_found(loop: str) -> None:
     run(scenario(), loop)
 
 
-class Observed:
-    """Reports of a node's links about reachability."""
-
-    def __init__(self, node: Node) -> None:
-        self.links: list[tuple[str, bool]] = []
-        self.refused: list[str] = []
-        node.links.observer = self
-
-    def link_changed(self, node: str, up: bool) -> None:
-        """See ReachabilityObserver."""
-        self.links.append((node, up))
-
-    def dial_refused(self, node: str) -> None:
-        """See ReachabilityObserver."""
-        self.refused.append(node)
-
-
 @pytest.mark.timing
 def test_a_dial_that_is_refused_is_reported_at_once(loop: str) -> None:
     """A process that ends closes its sockets: its peer notices and dials again within a fraction of the longest pause,
@@ -256,7 +238,7 @@ def test_a_dial_that_is_refused_is_reported_at_once(loop: str) -> None:
         async with run_cluster() as cluster:
             pause_ms = 3_000
             a, b = await cluster.node("a", dial_delay_max_ms=pause_ms), await cluster.node("b")
-            observed = Observed(a)
+            observed = a.observed
             a.links.set_nodes({"b": f"localhost:{b.port}"})
             await eventually(lambda: a.links.linked("b"))
             await asyncio.sleep(pause_ms / 1000)  # a connection that ends sooner is dialled after the usual pause
@@ -279,7 +261,7 @@ def test_a_dial_without_an_answer_is_not_refused(loop: str) -> None:
     async def scenario() -> None:
         async with run_cluster() as cluster:
             a, b = await cluster.node("a", dial_delay_max_ms=40), await cluster.node("b")
-            observed, proxy = Observed(a), await cluster.proxy(b)
+            observed, proxy = a.observed, await cluster.proxy(b)
             a.links.set_nodes({"b": proxy.address})
             await eventually(lambda: a.links.linked("b"))
             proxy.swallows = True
@@ -299,7 +281,7 @@ def test_a_node_whose_own_connection_stands_is_not_reported_as_refusing(loop: st
             a, b = await cluster.node("a", dial_delay_max_ms=40), await cluster.node("b")
             free = socket.socket()
             free.bind(("127.0.0.1", 0))
-            observed = Observed(a)
+            observed = a.observed
             b.links.set_nodes({"a": a.address})
             await eventually(lambda: a.links.catch_up_room("b"))
             with structlog.testing.capture_logs() as logs:

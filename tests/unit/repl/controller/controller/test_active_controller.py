@@ -115,11 +115,11 @@ async def suspecting(cluster: Cluster, hold_ms: int = 0) -> None:
     """All nodes are connected; sessions known for at least `hold_ms` may be suspected."""
     await eventually(lambda: all(node.registrations.keys() == cluster.nodes.keys() for node in cluster.living))
     for node in cluster.living:
-        suspicions = node.controller.suspicions = Suspicions(node.name, HoldTimes(min_ms=hold_ms, max_ms=hold_ms))
+        suspicions = node.peers.suspicions = Suspicions(node.name, HoldTimes(min_ms=hold_ms, max_ms=hold_ms))
         suspicions.learn(node.registrations, LoopTime().now_ms())
         for other in cluster.nodes:
             if other != node.name:
-                node.controller.link_changed(other, True)
+                node.peers.link_changed(other, True)
 
 
 async def kill(node: FakeNode) -> None:
@@ -128,8 +128,8 @@ async def kill(node: FakeNode) -> None:
     assert node.controller._task is not None
     node.controller._task.cancel()
     for other in node.cluster.living:
-        other.controller.link_changed(node.name, False)
-        other.controller.dial_refused(node.name)
+        other.peers.link_changed(node.name, False)
+        other.peers.dial_refused(node.name)
 
 
 @pytest.mark.parametrize("victim", ["n1", "n2"])
@@ -188,8 +188,8 @@ async def test_a_controller_that_reaches_no_other_node_lets_another_decide(monke
         first = cluster.nodes["n1"]
         first.deaf = True  # requests to it fail; it goes on
         for other in ("n2", "n3"):
-            first.controller.link_changed(other, False)
-            cluster.nodes[other].controller.link_changed("n1", False)
+            first.peers.link_changed(other, False)
+            cluster.nodes[other].peers.link_changed("n1", False)
         with capture_logs() as logs:
             await eventually(lambda: cluster.decides() in (["n2"], ["n3"]), ALONE_MS / 1000 + 5)
             await asyncio.sleep(3 * ALONE_MS / 1000)
@@ -211,11 +211,11 @@ async def test_an_unregistered_node_and_one_that_resigns_suspect_nobody() -> Non
         cluster.nodes["n2"].registered = False
         await cluster.nodes["n3"].controller.resign()
         for name in ("n2", "n3"):
-            controller = cluster.nodes[name].controller
-            controller.link_changed("n1", False)
-            controller.dial_refused("n1")
-            assert controller.suspicions is not None
-            assert controller.suspicions.suspects()
+            peers = cluster.nodes[name].peers
+            peers.link_changed("n1", False)
+            peers.dial_refused("n1")
+            assert peers.suspicions is not None
+            assert peers.suspicions.suspects()
         await asyncio.sleep(0.1)
         assert set(cluster.nodes["n1"].registrations) == {"n1", "n2", "n3"}
 
@@ -314,7 +314,7 @@ async def test_a_promotion_is_decided_upon_without_another_read() -> None:
         found = decides.controller.records[0]
         assert found.candidate is not None
         candidate = cluster.nodes[found.candidate.node]
-        candidate.controller.promoted(
+        candidate.inbox.promoted(
             0, fx.Promoted(found.epoch, candidate.name, candidate.session_id, 50 + candidate.number)
         )
         await asyncio.wait_for(written.wait(), 5)

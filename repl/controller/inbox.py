@@ -1,0 +1,81 @@
+"""Inbox of a node's controller: what other parts of the node report to it.
+
+Made before the controller, and before the links and the runtime, which report here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from isthmus.repl.controller.contact import Contact
+from isthmus.repl.controller.promotions import Promotions
+from isthmus.repl.controller.suspicion import Suspicions
+from isthmus.repl.isr.effects import Promoted
+from isthmus.repl.model.ports import TimeSource
+
+
+class ControllerAlarm:
+    """Ends the pause of a controller between two looks."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.read_due = True
+        """Something may have changed since the last read."""
+
+    def decide(self) -> None:
+        """Decide soon, upon what was read last."""
+        self._event.set()
+
+    def read(self) -> None:
+        """Read soon: something may have changed."""
+        self.read_due = True
+        self._event.set()
+
+    def clear(self) -> None:
+        """What was reported until now is looked at."""
+        self._event.clear()
+
+    async def wait(self) -> None:
+        """Return once something was reported since `clear`."""
+        await self._event.wait()
+
+
+class PeerWatch:
+    """Which other nodes this node has contact with, and which it believes dead; a
+    `repl.transport.port.ReachabilityObserver`."""
+
+    def __init__(self, node: str, time: TimeSource, alarm: ControllerAlarm, suspicions: Suspicions | None) -> None:
+        """`suspicions` None: registrations end with their sessions only."""
+        self._time = time
+        self._alarm = alarm
+        self.contact = Contact(node)
+        self.suspicions = suspicions
+
+    def link_changed(self, node: str, up: bool) -> None:
+        """See ReachabilityObserver."""
+        self.contact.link_changed(node, up, self._time.now_ms())
+        if self.suspicions is not None:
+            self.suspicions.link_changed(node, up)
+
+    def dial_refused(self, node: str) -> None:
+        """See ReachabilityObserver."""
+        if self.suspicions is not None and self.suspicions.refused(node, self._time.now_ms()):
+            self._alarm.read()
+
+
+@dataclass(frozen=True)
+class ControllerInbox:
+    """All of it; a `repl.runtime.port.RecordWatcher`."""
+
+    alarm: ControllerAlarm
+    peers: PeerWatch
+    promotions: Promotions
+
+    def wake(self) -> None:
+        """See RecordWatcher."""
+        self.alarm.read()
+
+    def promoted(self, partition: int, effect: Promoted) -> None:
+        """See RecordWatcher."""
+        self.promotions.announce(partition, effect)
