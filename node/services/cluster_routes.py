@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from xxhash import xxh64_hexdigest
 
 from isthmus.config.settings import Settings
-from isthmus.repl.controller.controller import Controller
 from isthmus.repl.http.routes import HASH, VERSION
 from isthmus.repl.model.record import PartitionRecord, Registration
 
@@ -24,8 +23,8 @@ _UNREAD: Final = ("", b"")
 class ClusterRoutes:
     """See `node.client_api.cluster_routes`: RouteDocument and ClientAddresses."""
 
-    def __init__(self, controller: Controller, settings: Settings, cluster_uuid: bytes) -> None:
-        self._controller = controller
+    def __init__(self, settings: Settings, cluster_uuid: bytes) -> None:
+        self._records: Mapping[int, PartitionRecord] = {}
         self._settings = settings
         self._cluster_uuid = cluster_uuid
         self._current = _UNREAD
@@ -33,8 +32,9 @@ class ClusterRoutes:
         self._version = 0
         self._addresses: dict[str, str] = {}
 
-    def records_changed(self) -> None:
+    def records_changed(self, records: Mapping[int, PartitionRecord]) -> None:
         """The partition records were read again."""
+        self._records = records
         self._current = _UNREAD
 
     def registrations_changed(self, registrations: Mapping[str, Registration]) -> None:
@@ -49,7 +49,7 @@ class ClusterRoutes:
     def current(self) -> tuple[str, bytes]:
         """See RouteDocument."""
         if self._current is _UNREAD:
-            records = self._controller.records
+            records = self._records
             content = {"nodes": self._addresses, "bucket_types": leaders_of(records)}
             if content != self._content:
                 # The sum rises with each change of a record, so that versions of different nodes can be compared.

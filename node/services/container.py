@@ -7,7 +7,7 @@ components. The HTTP APIs take `NodeServices`.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -29,6 +29,7 @@ from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.node.services.cluster_gaps import ClusterGaps
+from isthmus.node.services.cluster_observer import NodeObserver
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
 from isthmus.node.services.dead_letter_query import DEAD_LETTERS, DeadLetterResponder
@@ -53,7 +54,7 @@ from isthmus.node.services.history import History
 from isthmus.node.services.history_query import NEWEST, PLACES, NewestResponder, PlacesResponder
 from isthmus.node.services.history_sampler import HistorySampler, ProcessSource, node_sources
 from isthmus.node.services.lag_metrics import LagMetrics
-from isthmus.node.services.live_options import EffectiveOptions
+from isthmus.node.services.live_options import EffectiveOptions, LiveOptions
 from isthmus.node.services.membership import ClusterMembership
 from isthmus.node.services.node_query import NODE_HEALTH, NodeHealthResponder
 from isthmus.node.services.properties import PropertyService
@@ -97,7 +98,6 @@ from isthmus.repl.coordinator.tombstone_recall import TombstoneRecall
 from isthmus.repl.coordinator.tombstone_writes import TombstoneWrites
 from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore, SessionState
-from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.actor_renewal import ClusterWitness
 from isthmus.repl.runtime.handover import LeadershipTransfer
@@ -188,16 +188,6 @@ class NodeServices:
         metastore, identity = resources.metastore, resources.identity
         name = settings.node.name
         address = published(resources.cluster_socket, settings.listen.cluster, settings.listen.advertise)
-        self.registrar = Registrar(
-            metastore,
-            identity,
-            registration_template(
-                settings,
-                http_url=resources.http_url,
-                admin_url=resources.admin_url,
-                cluster_address=str(address),
-            ),
-        )
         damaged = DamagedRows()
         rpc = RpcRegistry()
         alarm = ControllerAlarm()
@@ -212,6 +202,17 @@ class NodeServices:
             tls=self.credentials.links,
         )
         inbox = ControllerInbox(alarm, peers, Promotions(node=name, links=self.links, on_received=alarm.decide))
+        self.registrar = Registrar(
+            metastore,
+            identity,
+            registration_template(
+                settings,
+                http_url=resources.http_url,
+                admin_url=resources.admin_url,
+                cluster_address=str(address),
+            ),
+            self.links,
+        )
         self.runtime = Runtime(
             RuntimeSettings(
                 node=name,
@@ -246,6 +247,7 @@ class NodeServices:
             unreplicated=queue_table.is_unreplicated,
             on_ahead=self.witness.renewal.pushed,
         )
+        self.client_routes = ClusterRoutes(settings, self.cluster_uuid)
         handing_over = LeadershipTransfer(self.runtime)
         balancer = LeaderBalancer(
             node=name, links=self.links, own=handing_over, options=balance_options_of(settings), wake=inbox.wake
@@ -256,11 +258,18 @@ class NodeServices:
             inbox,
             time=self.time,
             default_type=default_type_of(settings),
-            observer=self,
+            observer=NodeObserver(
+                self.runtime,
+                self.coordinator,
+                self.registrar,
+                options=LiveOptions(self.options, self.runtime, self.coordinator, self.links.cap),
+                routes=self.client_routes,
+                downtimes=self.downtimes,
+                time=self.time,
+            ),
             balancer=balancer,
         )
         self.membership = ClusterMembership(self.controller, settings, self.cluster_uuid)
-        self.client_routes = ClusterRoutes(self.controller, settings, self.cluster_uuid)
         self.query = ClusterQuery(name, self.links)
         self.properties = PropertyService(
             self.property_cache,
@@ -269,10 +278,6 @@ class NodeServices:
             partitions=self.controller,
             key_limit_bytes=settings.limits.key_bytes,
         )
-        self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
-        self.registrar.on_registered = self._registered
-        self.registrar.on_lost = self.runtime.session_expired
-        self.registrar.on_taken = self._dial_registered
         self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balancer, handing_over)
         facts = ReplicationFacts(
             self.runtime,
@@ -516,28 +521,3 @@ class NodeServices:
             self.store, replicas=self.replicas, actions=actions, damage_listener=damaged, read_pool=self.read_pool
         )
         return FoldRouter(folds, node=self.settings.node.name, leaders=self.coordinator.routes, rpc=self.links)
-
-    def on_records(self, records: Mapping[int, PartitionRecord]) -> None:
-        """See ClusterObserver."""
-        self.runtime.records_seen(records)
-        self.coordinator.learn_records(records, self.controller.unread.partitions - records.keys())
-        self.client_routes.records_changed()
-
-    def _registered(self, session_id: int) -> None:
-        """The node is registered in session `session_id` from now on."""
-        self.runtime.session_started(session_id)
-        self.controller.wake()
-
-    def on_registrations(self, registrations: Mapping[str, Registration]) -> None:
-        """See ClusterObserver."""
-        self.runtime.registrations_seen(registrations)
-        self.downtimes.learn(registrations, self.time.wall_ms())
-        self.registrar.seen(registrations)
-        self.client_routes.registrations_changed(registrations)
-        self._dial_registered()
-
-    def _dial_registered(self) -> None:
-        """Dial the registered nodes; none while another process is registered as this node (docs/protocol.md H28)."""
-        registrations = {} if self.registrar.taken else self.controller.registrations
-        others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
-        self.links.set_nodes({r.node: r.cluster_address for r in others})

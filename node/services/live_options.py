@@ -28,14 +28,13 @@ from isthmus.config.dynamic_options import (
 )
 from isthmus.config.schema import file_name
 from isthmus.config.settings import Settings
-from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.dynamic_options import OptionSettings
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.requests import Isolation
 from isthmus.repl.runtime.runtime import Runtime
-from isthmus.repl.transport.links import ClusterLinks
+from isthmus.repl.transport.lanes import RateCap
 
 
 class EffectiveOption(NamedTuple):
@@ -45,21 +44,12 @@ class EffectiveOption(NamedTuple):
     origin: str
 
 
-class _Components(NamedTuple):
-    """The components that options are applied to."""
-
-    runtime: Runtime
-    coordinator: Coordinator
-    links: ClusterLinks
-
-
 class EffectiveOptions:
     """The options in force on one node; before the first reading those of its file."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._chosen = OptionSettings()
-        self._components: _Components | None = None
 
     def effective(
         self, name: str, bucket_type: str | None = None, chosen: OptionSettings | None = None
@@ -70,6 +60,10 @@ class EffectiveOptions:
         value, origin = self._found(name, bucket_type, chosen)
         floor = self._floor(name, chosen)
         return EffectiveOption(value if floor is None else max(int(value), floor), origin)
+
+    def learn(self, chosen: OptionSettings) -> None:
+        """These settings are in force from now on."""
+        self._chosen = chosen
 
     @property
     def chosen(self) -> OptionSettings:
@@ -123,25 +117,29 @@ class EffectiveOptions:
             min_transfer_rounds=number(MIN_TRANSFER_ROUNDS),
         )
 
-    def attach(self, controller: Controller, runtime: Runtime, coordinator: Coordinator, links: ClusterLinks) -> None:
-        """Apply the options that the controller reads to these components, from now on."""
-        self._components = _Components(runtime, coordinator, links)
-        controller.options_listener = self
 
-    def on_options(self, options: OptionSettings) -> None:
-        """See `repl.controller.controller.OptionsListener`."""
-        assert self._components is not None
-        runtime, coordinator, links = self._components
-        self._chosen = options
+class LiveOptions:
+    """Applies the options that the controller reads to replicas, reads and connections."""
+
+    def __init__(self, options: EffectiveOptions, runtime: Runtime, coordinator: Coordinator, cap: RateCap) -> None:
+        self._options = options
+        self._runtime = runtime
+        self._coordinator = coordinator
+        self._cap = cap
+
+    def apply(self, chosen: OptionSettings) -> None:
+        """The options after a read or change of them."""
+        options, runtime = self._options, self._runtime
+        options.learn(chosen)
         numbers: dict[bytes, ReplicaOptions] = {}
         for partition in runtime.partitions.values():
             kind = partition.bucket_type
-            wanted = numbers.get(kind) or numbers.setdefault(kind, self.core(kind.decode()))
+            wanted = numbers.get(kind) or numbers.setdefault(kind, options.core(kind.decode()))
             if partition.replica.options != wanted:
                 runtime.feed(partition, ev.OptionsChanged(wanted))
         runtime.dispatch_all(ev.Tick())
-        coordinator.set_read_isolation(
-            Isolation(str(self.effective(READ_ISOLATION).value)),
-            {kind.encode(): Isolation(str(self.effective(READ_ISOLATION, kind).value)) for kind in options.types},
+        self._coordinator.set_read_isolation(
+            Isolation(str(options.effective(READ_ISOLATION).value)),
+            {kind.encode(): Isolation(str(options.effective(READ_ISOLATION, kind).value)) for kind in chosen.types},
         )
-        links.cap.set_rate(int(self.effective(CATCH_UP_RATE).value))
+        self._cap.set_rate(int(options.effective(CATCH_UP_RATE).value))

@@ -78,20 +78,16 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class ClusterObserver(Protocol):
-    """Gets every read of the controller, on the event loop: the registrations first, then the records."""
+    """Gets every read of the controller, on the event loop: options, then registrations, then records."""
+
+    def on_options(self, options: OptionSettings, /) -> None:
+        """The dynamic options after a read or change of them, before the records that are read after it."""
 
     def on_registrations(self, registrations: Mapping[str, Registration], /) -> None:
         """All registrations, by node."""
 
-    def on_records(self, records: Mapping[int, PartitionRecord], /) -> None:
-        """All readable partition records, by partition."""
-
-
-class OptionsListener(Protocol):
-    """Applies dynamic options (`node.services.live_options.EffectiveOptions`)."""
-
-    def on_options(self, options: OptionSettings, /) -> None:
-        """The options after a read or change of them, before the records that are read after it."""
+    def on_records(self, records: Mapping[int, PartitionRecord], unread: Collection[int], /) -> None:
+        """All readable partition records, by partition, and the partitions whose record is not readable."""
 
 
 class ControllerLinks(RequestLinks, Protocol):
@@ -162,14 +158,13 @@ class Controller:
         self._claiming = asyncio.Lock()
         self._claim_known = False
         self._options = WatchedDocument(
-            metastore, OPTIONS_DOCUMENT, OptionSettings(), DOCUMENT_EVENTS, self._pass_on_options
+            metastore, OPTIONS_DOCUMENT, OptionSettings(), DOCUMENT_EVENTS, observer.on_options
         )
         self._placement = WatchedDocument(metastore, ORDERS_DOCUMENT, Placement(), DOCUMENT_EVENTS)
         self.unread = UnreadableDocuments()
         self._links = own.links
         self._reachability = Reachability(node)
         self.moving = Reassigner(metastore, self.unread)
-        self.options_listener: OptionsListener | None = None
         self.decides = False
         """True while this node's session holds the claim, as far as it knows."""
         self.controller: str | None = None
@@ -234,10 +229,6 @@ class Controller:
     def wake(self) -> None:
         """Read soon: something may have changed."""
         self._alarm.read()
-
-    def _pass_on_options(self, options: OptionSettings) -> None:
-        if self.options_listener is not None:
-            self.options_listener.on_options(options)
 
     def unreached(self) -> frozenset[str]:
         """The registered nodes that could not lead, as far as this node's connections show (R-REACHED)."""
@@ -358,7 +349,7 @@ class Controller:
         except Exception as error:  # the observers learn of the next reading; elections must not wait for that
             unforeseen.exception("controller.observer_bug", error)
         try:
-            self._observer.on_records(records)
+            self._observer.on_records(records, self.unread.partitions - records.keys())
         except Exception as error:
             unforeseen.exception("controller.observer_bug", error)
 

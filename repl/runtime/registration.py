@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -36,6 +36,7 @@ from isthmus.repl.replog.port import RecoveredPartition
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family
+from isthmus.repl.transport.port import Links
 from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
@@ -65,10 +66,21 @@ HELP: Final[Mapping[str, Family]] = {
 }
 
 
+class SessionListener(Protocol):
+    """Follows the session under which this process is registered; `repl.runtime.runtime.Runtime`."""
+
+    def session_started(self, session: int, /) -> None:
+        """This process is registered under `session`."""
+
+    def session_expired(self) -> None:
+        """The registration is over: with its session, or since another process has the name."""
+
+
 class Registrar:
     """Registers `template`, completed with the directory's gens, and keeps it registered."""
 
-    def __init__(self, metastore: Metastore, identity: NodeIdentity, template: Registration) -> None:
+    def __init__(self, metastore: Metastore, identity: NodeIdentity, template: Registration, links: Links) -> None:
+        """`links` dial no node from the moment when another process is found to have the name."""
         self._metastore = metastore
         self._identity = identity
         self._template = template
@@ -85,12 +97,12 @@ class Registrar:
         self._lost = {"removed": 0, "taken": 0}
         self._look = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.on_registered: Callable[[int], None] = lambda _session_id: None
-        """Called with each new session id."""
-        self.on_lost: Callable[[], None] = lambda: None
-        """Called when another process has taken the name from this one while its session lived."""
-        self.on_taken: Callable[[], None] = lambda: None
-        """Called when `taken` becomes True, whether or not this process was registered then."""
+        self._links = links
+        self._listeners: list[SessionListener] = []
+
+    def watch(self, listener: SessionListener) -> None:
+        """Tell `listener` of each new session, and when another process has taken the name while the session lived."""
+        self._listeners.append(listener)
 
     @property
     def registered(self) -> bool:
@@ -171,11 +183,12 @@ class Registrar:
                 if before and self.session_id == before:
                     self._lose("taken", str(error))
                     self.session_id = 0
-                    self.on_lost()
+                    for listener in self._listeners:
+                        listener.session_expired()
                 self.why = str(error)
                 if not self.taken:
                     self.taken = True
-                    self.on_taken()
+                    self._links.set_nodes({})
                 raise
             self.taken = False
             if session_id == self.session_id:
@@ -186,7 +199,8 @@ class Registrar:
             log.info("metastore.registered", inc=session_id)
             self._own.append(session_id)
             self.session_id, self.why = session_id, ""
-            self.on_registered(session_id)
+            for listener in self._listeners:
+                listener.session_started(session_id)
             return session_id
 
     async def withdraw(self, timeout_s: float) -> None:

@@ -167,6 +167,7 @@ class Runtime:
         self._second: asyncio.TimerHandle | None = None
         self._fatal: Exception | None = None
         self._stopping = self._closed = False
+        registrar.watch(self)
 
     # -- start and stop -----------------------------------------------------------------------------------
 
@@ -218,12 +219,13 @@ class Runtime:
     # -- input from metastore and links -------------------------------------------------------------------
 
     def session_started(self, session: int) -> None:
-        """This process is registered under `session`."""
+        """See SessionListener. The controller may decide now."""
         self._replicas.session_changed(session)
         self.dispatch_all(ev.SessionStarted(session))
+        self._record_watcher.wake()
 
     def session_expired(self) -> None:
-        """The session is definitely over."""
+        """See SessionListener. The session is definitely over."""
         self._replicas.session_changed(None)
         self.dispatch_all(ev.SessionExpired())
 

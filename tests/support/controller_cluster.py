@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ import msgpack
 
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.controller import Controller, OwnNode
+from isthmus.repl.controller.dynamic_options import OptionSettings
 from isthmus.repl.controller.inbox import ControllerAlarm, ControllerInbox, PeerWatch
 from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
 from isthmus.repl.controller.promotions import Promotions
@@ -137,7 +138,10 @@ class FakeNode:
         """A reading."""
         self.registrations = registrations
 
-    def on_records(self, records: Mapping[int, PartitionRecord]) -> None:
+    def on_options(self, options: OptionSettings) -> None:
+        """See ClusterObserver."""
+
+    def on_records(self, records: Mapping[int, PartitionRecord], _unread: Collection[int]) -> None:
         """Read the records: each nominee promotes itself, once per epoch."""
         for partition, record in records.items():
             who = record.candidate

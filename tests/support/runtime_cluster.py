@@ -4,7 +4,7 @@ connections in memory."""
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ import pytest
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.controller import Controller, OwnNode
+from isthmus.repl.controller.dynamic_options import OptionSettings
 from isthmus.repl.controller.inbox import ControllerAlarm, ControllerInbox, PeerWatch
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
@@ -94,6 +95,7 @@ class Node:
     failures: list[Exception]
     damaged: DamageReports
     leader_balance: LeaderBalanceApi
+    options_listeners: list[Callable[[OptionSettings], None]]
 
     def partition(self, partition: int = 0) -> Partition:
         return self.runtime.partitions[partition]
@@ -167,7 +169,6 @@ async def run_node(
     )
     failures: list[Exception] = []
     damaged = DamageReports()
-    registrar = Registrar(metastore, identity, Registration(node, 0, True, cluster_address=f"{node}:1", id=number))
     handlers: dict[str, Callable[[str, bytes], Awaitable[bytes]]] = {}
 
     async def answer(sender: str, method: str, body: bytes) -> bytes:
@@ -185,6 +186,8 @@ async def run_node(
         takes_streams=takes_streams,
     )
     inbox = ControllerInbox(alarm, peers, Promotions(node=node, links=links, on_received=alarm.decide))
+    template = Registration(node, 0, True, cluster_address=f"{node}:1", id=number)
+    registrar = Registrar(metastore, identity, template, links)
     runtime = Runtime(
         RuntimeSettings(node, UUID, window_bytes, 3_000_000, checkpoint_interval_ms, removed_grace_ms),
         store=store,
@@ -210,12 +213,18 @@ async def run_node(
         on_ahead=lambda _partition, _counter: False,
     )
 
-    class Observer:
-        """Passes on the records that the controller reads, as a node does."""
+    options_listeners: list[Callable[[OptionSettings], None]] = []
 
-        def on_records(self, records: Mapping[int, PartitionRecord]) -> None:
+    class Observer:
+        """Passes on what the controller reads, as a node does."""
+
+        def on_options(self, options: OptionSettings) -> None:
+            for each in options_listeners:
+                each(options)
+
+        def on_records(self, records: Mapping[int, PartitionRecord], unread: Collection[int]) -> None:
             runtime.records_seen(records)
-            coordinator.learn_records(records)
+            coordinator.learn_records(records, unread)
 
         def on_registrations(self, registrations: Mapping[str, Registration]) -> None:
             runtime.registrations_seen(registrations)
@@ -242,7 +251,7 @@ async def run_node(
         if identity.partition(record.partition) is not None:
             runtime.attach(record)
     runtime.start()
-    runtime.session_started(await registrar.register())
+    await registrar.register()
     controller.start()
     member = Node(
         node,
@@ -257,6 +266,7 @@ async def run_node(
         failures,
         damaged,
         leader_balance,
+        options_listeners,
     )
     try:
         if wait:

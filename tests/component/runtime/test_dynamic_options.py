@@ -7,12 +7,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from isthmus.config.settings import NodeSettings, ReplicationSettings, Settings
-from isthmus.node.services.live_options import EffectiveOptions
+from isthmus.node.services.live_options import EffectiveOptions, LiveOptions
 from isthmus.repl.controller.dynamic_options import OptionSettings, Setting, change_option
 from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.errors import OutcomeUnknown, TooFewInSync
@@ -39,10 +38,9 @@ def chosen(value: int | str) -> Setting:
 
 
 def live(member: Node) -> tuple[EffectiveOptions, RateCap]:
-    """The options of a node, attached to its parts; the cap of its connections."""
+    """The options of a node, applied to its parts; the cap of its connections."""
     options, cap = EffectiveOptions(SETTINGS), RateCap(100_000_000)
-    links = SimpleNamespace(cap=cap)
-    options.attach(member.controller, member.runtime, member.coordinator, links)  # type: ignore[arg-type]
+    member.options_listeners.append(LiveOptions(options, member.runtime, member.coordinator, cap).apply)
     return options, cap
 
 

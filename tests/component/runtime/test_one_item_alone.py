@@ -114,11 +114,11 @@ async def test_an_observer_of_records_that_fails_learns_of_the_next_reading(
         for name, left in (("on_records", "runtime"), ("on_registrations", "links")):
             function = getattr(type(observer), name)
 
-            def fails(given: Any, function: Any = function, left: str = left) -> None:
+            def fails(*given: Any, function: Any = function, left: str = left) -> None:
                 if failures[left]:
                     failures[left] -= 1
                     raise Injected
-                function(observer, given)
+                function(observer, *given)
 
             setattr(observer, name, fails)
         await seen(controller)

@@ -25,14 +25,12 @@ class Fixture:
     """The routes of node a; `records` and `registrations` are what it has read."""
 
     def __init__(self) -> None:
-        self.controller: Any = SimpleNamespace(records={})
         tls = SimpleNamespace(mode=lambda _listener: "off")
         settings: Any = SimpleNamespace(node=SimpleNamespace(cluster="east"), tls=tls)
-        self.routes = ClusterRoutes(self.controller, settings, b"u" * 16)
+        self.routes = ClusterRoutes(settings, b"u" * 16)
 
     def read(self, *records: PartitionRecord) -> None:
-        self.controller.records = {each.partition: each for each in records}
-        self.routes.records_changed()
+        self.routes.records_changed({each.partition: each for each in records})
 
     def live(self, **urls: str) -> None:
         self.routes.registrations_changed({node: Registration(node, 1, True, url) for node, url in urls.items()})

@@ -4,7 +4,7 @@ online."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -444,11 +444,11 @@ async def test_a_bug_in_one_pass_does_not_end_the_controller(monkeypatch: pytest
         on_records = decides.on_records
         calls = 0
 
-        def broken(records: Mapping[int, PartitionRecord]) -> None:
+        def broken(records: Mapping[int, PartitionRecord], unread: Collection[int]) -> None:
             nonlocal calls
             calls += 1
             assert calls > 1, "a bug"
-            on_records(records)
+            on_records(records, unread)
 
         monkeypatch.setattr(decides, "on_records", broken)
         learn = decides.controller._promotions.learn
