@@ -328,7 +328,7 @@ class Node:
                 services.runtime.attach(record)
         services.fullsync.start()
         services.runtime.start()
-        await services.links.start(self._cluster_socket)
+        await services.links.start(self._cluster_socket, services.runtime)
         self._credentials.start(services.clocks.certificates_expire_s)
         self._registers = True
         await services.registrar.register()

@@ -73,7 +73,8 @@ class RuntimeSettings(NamedTuple):
 
 
 class Runtime:
-    """All replicas of one node. Build it, `attach` the copies that are here, `start`; `records_seen` opens later ones.
+    """All replicas of one node. Build it, `attach` the copies that are here, `start` it, then the links, which it
+    receives from; `records_seen` opens later ones.
 
     It is the `EventSink` of its parts, and receives the `StorageEvents` of log and store and the calls of a
     `LinkListener`.
@@ -138,7 +139,6 @@ class Runtime:
         self._receiver = ReplicationReceiver(
             self.partitions, replog, self._storage, self._disk_full, self._streams, self
         )
-        links.listener = self
         self._transfer_sender = TransferSender(links, store, time, self, damage_listener)
         self._transfer_receiver = TransferReceiver(store, self._storage, time, self)
         self._replicas = ReplicaManager(

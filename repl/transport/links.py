@@ -123,7 +123,6 @@ class ClusterLinks:
         self._node = node
         self._cluster = cluster
         self._cluster_uuid = cluster_uuid
-        self.listener: LinkListener | None = None
         self._observer = observer
         self._on_request = on_request
         self._direct = direct
@@ -148,8 +147,10 @@ class ClusterLinks:
 
     # -- start and stop -----------------------------------------------------------------------------------
 
-    async def start(self, listen_socket: socket.socket) -> None:
-        """Accept connections on the bound `listen_socket`, which `stop` closes, and start the health checks."""
+    async def start(self, listen_socket: socket.socket, listener: LinkListener) -> None:
+        """Accept connections on the bound `listen_socket`, which `stop` closes, and start the health checks. From now
+        on nodes may be dialled, and `listener` receives."""
+        self._listener = listener
         loop = asyncio.get_running_loop()
         acceptor = Acceptor("cluster", listen_socket, CLUSTER_HEADROOM)
         if self._tls is None:
@@ -391,8 +392,8 @@ class ClusterLinks:
     def stream_wanted(self, connection: PeerConnection) -> None:
         """The node that dialled `connection` takes a stream over it."""
         connection.takes_stream = True
-        if not self._stopping and self.listener is not None and self._accepted.get(connection.node) is connection:
-            self.listener.stream_wanted(connection.node)
+        if not self._stopping and self._accepted.get(connection.node) is connection:
+            self._listener.stream_wanted(connection.node)
 
     def closed(self, connection: PeerConnection) -> None:
         """A connection ended, or was replaced."""
@@ -416,8 +417,8 @@ class ClusterLinks:
             self._observer.dial_refused(node)
 
     def _report(self, node: str, up: bool) -> None:
-        if not self._stopping and self.listener is not None:
-            self.listener.link_changed(node, up)
+        if not self._stopping:
+            self._listener.link_changed(node, up)
 
     def arrived(self, connection: PeerConnection, items: tuple[Any, ...]) -> None:
         """A frame of messages. Raises CodecError, also for a message of the wrong direction."""
@@ -426,8 +427,8 @@ class ClusterLinks:
         for delivery in deliveries:
             if type(delivery.message) in wrong_way:
                 raise CodecError(f"a {type(delivery.message).__name__} over the wrong connection")
-        if not self._stopping and self.listener is not None:
-            self.listener.received(connection.node, deliveries)
+        if not self._stopping:
+            self._listener.received(connection.node, deliveries)
 
     def fault(self, connection: PeerConnection, reason: str, sentence: str) -> None:
         """Count and log a fault for which `connection` is closed or a message dropped."""

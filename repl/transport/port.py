@@ -58,9 +58,6 @@ class ReachabilityObserver(Protocol):
 class Links(Protocol):
     """A node's connections with the other nodes of its cluster."""
 
-    listener: LinkListener | None
-    """Set by the runtime; nothing is received before."""
-
     def set_nodes(self, addresses: Mapping[str, str]) -> None:
         """Set the other live nodes, by name, as HOST:PORT: dial new ones, drop connections to others."""
 

@@ -107,7 +107,6 @@ class Node:
             observer=self.observed,
             on_request=lambda node, method, body: self.answer(node, method, body),
         )
-        self.links.listener = self
         self.port = free_port(set())  # reserved: when the node is gone, no node of another test listens there
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -164,7 +163,7 @@ class LinkCluster:
         """A node that listens and has dialled no other yet."""
         node = Node(name, **numbers)
         self.nodes.append(node)
-        await node.links.start(node.socket)
+        await node.links.start(node.socket, node)
         return node
 
     async def pair(self, **numbers: Any) -> tuple[Node, Node]:

@@ -102,6 +102,10 @@ class MemoryLinks:
         self._catch_up_waiting: dict[str, int] = {}
         network.plugged[node] = self
 
+    def start(self, listener: LinkListener) -> None:
+        """From now on `listener` receives."""
+        self.listener = listener
+
     def set_nodes(self, addresses: Mapping[str, str]) -> None:
         for gone in self._nodes - addresses.keys():
             self.broken(gone)

@@ -251,6 +251,7 @@ async def run_node(
         if identity.partition(record.partition) is not None:
             runtime.attach(record)
     runtime.start()
+    links.start(runtime)
     await registrar.register()
     controller.start()
     member = Node(

@@ -1095,11 +1095,10 @@ class LinkedNode:
             on_request=self._answer,
             tls=tls,
         )
-        self.links.listener = self
         sock: Any = two.listener(machine)
 
         async def begin() -> None:
-            await self.links.start(sock)
+            await self.links.start(sock, self)
             self.links.set_nodes({other.name: f"{other.address}:{PORT}"})
 
         two.call(machine, begin())
