@@ -47,13 +47,13 @@ from isthmus.node.client_api import application
 from isthmus.node.client_api.application import ClientApi
 from isthmus.node.client_api.cluster_routes import add_cluster_routes
 from isthmus.node.client_api.members import add_members
-from isthmus.node.client_api.objects import ROUTE
 from isthmus.node.client_api.properties import PropertyRoutes
 from isthmus.node.client_api.riak_info import RiakView
 from isthmus.node.client_api.row_streams import RowRoutes
 from isthmus.node.client_api.trees import TreeRoutes
 from isthmus.node.dashboard.routes import Dashboard
 from isthmus.node.http import authorization, durations, listener
+from isthmus.node.http.application import AccessControl
 from isthmus.node.http.audit import AuditTrail
 from isthmus.node.http.listener import Listeners, bind
 from isthmus.node.local import supervisor_client
@@ -66,8 +66,8 @@ from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services import history_sampler, lag_metrics, write_traces
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
-from isthmus.node.services.history_sampler import DurationSource
 from isthmus.node.services.readiness import replicas_not_ready
+from isthmus.node.services.support_query import SUPPORT, SupportResponder
 from isthmus.node.services.wiring import Outside
 from isthmus.queues import status
 from isthmus.repl import clock_offsets, telemetry, unforeseen
@@ -397,6 +397,9 @@ class Node:
 
     def _build_apis(self) -> None:
         services, settings = self.services, self.settings
+        guards, name = self._credentials.guards, settings.node.name
+        self._audit = AuditTrail(name, services.audit, self._time, guards["admin"])
+        client_audit = AuditTrail(name, services.audit, self._time, guards["http"])
         self.client_api = ClientApi(
             services.coordinator,
             services.queues,
@@ -408,8 +411,9 @@ class Node:
             certified_sinks=self._credentials.certified_sinks,
             addresses=services.client_routes,
             traces=None if services.traces is None else services.traces.writes,
+            access=AccessControl(guards["http"], client_audit),
+            durations=services.client_durations,
         )
-        services.history_sampler.add_source(DurationSource(self.client_api.durations, ROUTE))
         add_members(self.client_api, services.membership)
         add_cluster_routes(self.client_api, services.client_routes)
         PropertyRoutes(services.properties, self.client_api)
@@ -432,15 +436,9 @@ class Node:
             cluster=cluster,
             cluster_name=cluster_name,
         )
-        self.admin_api = AdminApi(services, self)
-        guards = self._credentials.guards
-        self.client_api.guard, self.admin_api.guard = guards["http"], guards["admin"]
-        name = settings.node.name
-        self._audit = AuditTrail(name, services.audit, self._time, guards["admin"])
-        self.client_api.audit = AuditTrail(name, services.audit, self._time, guards["http"])
-        self.admin_api.audit = self._audit
-        Dashboard(self.admin_api, guards["admin"], cluster_name, settings.node.name)
-        services.support.exposition = self.exposition
+        self.admin_api = AdminApi(services, self, AccessControl(guards["admin"], self._audit))
+        Dashboard(self.admin_api, guards["admin"], cluster_name, name)
+        services.query.serve(SUPPORT, SupportResponder(settings, self._credentials, logs.lines, self.exposition))
         self.metrics = Metrics(
             [
                 services.runtime.metrics,

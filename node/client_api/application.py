@@ -14,13 +14,15 @@ from isthmus.node.client_api.batch import BatchRoutes
 from isthmus.node.client_api.cluster_routes import NO_ADDRESSES, ClientAddresses, leader_headers
 from isthmus.node.client_api.legacy_paths import LegacyPaths
 from isthmus.node.client_api.listings import ListingRoutes
-from isthmus.node.client_api.objects import ROUTE, Named, ObjectRoutes, ObjectStore, RequestTraces
+from isthmus.node.client_api.objects import Named, ObjectRoutes, ObjectStore, RequestTraces
 from isthmus.node.client_api.queue_fetch import FETCH_ROUTE, QueueFetches, QueueObjects, QueueRoutes
 from isthmus.node.client_api.queue_push import QueuePushes, ReferencePushes
 from isthmus.node.client_api.riak_info import RiakInfo, RiakInfoRoutes
 from isthmus.node.client_api.unsupported import unsupported
 from isthmus.node.http.application import (
+    EVERYBODY,
     SMALL_BODY_BYTES,
+    AccessControl,
     HttpApplication,
     Receive,
     Scope,
@@ -29,6 +31,7 @@ from isthmus.node.http.application import (
     internal_error,
     shown_path,
 )
+from isthmus.node.http.durations import OBJECT, RequestDurations
 from isthmus.node.http.fast_connection import FastAnswer, PlainAnswer, RawRequest, StartedWrite
 from isthmus.node.http.health import NodeStatus, add_health
 from isthmus.node.http.openapi import add_openapi
@@ -79,8 +82,10 @@ class ClientApi(HttpApplication):
         certified_sinks: bool = False,
         addresses: ClientAddresses = NO_ADDRESSES,
         traces: RequestTraces | None = None,
+        access: AccessControl = EVERYBODY,
+        durations: RequestDurations | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(access, durations)
         self._addresses = addresses
         self._objects = ObjectRoutes(kv, limits, time, self, addresses, traces)
         self._listings = ListingRoutes(kv, limits.listings, self)
@@ -146,7 +151,7 @@ class ClientApi(HttpApplication):
                     if started is not None:
                         return started
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
-            return self._failed(error, request, ROUTE if named is not None else FETCH_ROUTE, began_s)
+            return self._failed(error, request, OBJECT if named is not None else FETCH_ROUTE, began_s)
         return self._fast_answer(request, named, began_s)
 
     def finish_write(self, request: RawRequest, started: StartedWrite) -> bytes | Coroutine[Any, Any, Reply]:
@@ -163,7 +168,7 @@ class ClientApi(HttpApplication):
     async def _fast_answer(self, request: RawRequest, named: Named | None, began_s: float) -> Reply:
         """The answer to a request for the object `named`, or to a fetch."""
         method, _, query_string, headers, body = request
-        route = FETCH_ROUTE if named is None else ROUTE
+        route = FETCH_ROUTE if named is None else OBJECT
         try:
             if named is None:
                 reply = await self._queues.fetch(request)
@@ -178,10 +183,10 @@ class ClientApi(HttpApplication):
         try:
             reply = await work
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
-            return self._failed(error, request, ROUTE, began_s)
+            return self._failed(error, request, OBJECT, began_s)
         return self._counted(reply, request, began_s)
 
-    def _counted(self, reply: Reply, request: RawRequest, began_s: float, route: str = ROUTE) -> Reply:
+    def _counted(self, reply: Reply, request: RawRequest, began_s: float, route: str = OBJECT) -> Reply:
         """`reply` in the form that the request asks for, counted, and its duration noted; `_say` counts a large one
         once it is sent."""
         self.durations.series(route, request.method, reply.status).add(machine().perf_s() - began_s)
@@ -207,7 +212,7 @@ class ClientApi(HttpApplication):
         await self.send_reply(scope, send, reply)
         if len(reply.body) > SMALL_BODY_BYTES:
             fetched = scope["raw_path"].startswith(b"/queues/")
-            self.counts.add(FETCH_ROUTE if fetched else ROUTE, scope["method"], reply.status)
+            self.counts.add(FETCH_ROUTE if fetched else OBJECT, scope["method"], reply.status)
 
     def stop(self) -> None:
         """The node is stopping: end long polls, so that they do not delay the listener's drain."""

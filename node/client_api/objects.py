@@ -30,6 +30,7 @@ from isthmus.node.http.application import (
     Send,
     read_body,
 )
+from isthmus.node.http.durations import OBJECT
 from isthmus.node.http.fast_connection import HeaderBlock, PlainAnswer, StartedWrite
 from isthmus.node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
 from isthmus.node.http.responses import Headers, Reply, RequestRefused
@@ -44,15 +45,14 @@ from isthmus.repl.model.requests import ForwardedRead, Isolation, PendingRead, W
 from isthmus.repl.ordered_set import OrderedSet
 
 METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
-ROUTE: Final = "object"
 
 GENERATED_KEY_BYTES: Final = 18
 """Random bytes of the key of a POST: 144 bits, 24 characters, so that two keys never meet."""
 
-_WRITTEN: Final = (ROUTE, "PUT", 204)
+_WRITTEN: Final = (OBJECT, "PUT", 204)
 """Counts the answers to usual writes."""
 
-_FOUND: Final = (ROUTE, "GET", 200)
+_FOUND: Final = (OBJECT, "GET", 200)
 """Counts the answers to usual reads."""
 
 _REPEATED: Final = (b"x-isthmus-repeated", b"true")
@@ -130,10 +130,10 @@ class ObjectRoutes:
     async def answer(self, scope: Scope, receive: Receive, send: Send, named: Named) -> None:
         """Answer one request for a key; its body is still to be read."""
         method: str = scope["method"]
-        scope[TIMING].route = ROUTE
+        scope[TIMING].route = OBJECT
         reply = await self.reply(method, scope["query_string"], scope["headers"], receive, named)
         await self._api.send_reply(scope, send, reply)
-        self._api.answered(scope, ROUTE, reply.status)
+        self._api.answered(scope, OBJECT, reply.status)
 
     def reply(
         self, method: str, query_string: bytes, headers: Headers, body: bytes | Receive, named: Named

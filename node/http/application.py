@@ -363,18 +363,28 @@ class RequestCounts(dict[tuple[str, str, int], int]):
         self[key] = self.get(key, 0) + 1
 
 
+class AccessControl(NamedTuple):
+    """Who may send requests, and the record of acts."""
+
+    guard: Guard | None
+    """Authorizes requests; None: every request is allowed."""
+    audit: RequestAudit | None
+    """Records acts; None: nothing is recorded."""
+
+
+EVERYBODY: Final = AccessControl(None, None)
+
+
 class HttpApplication:
     """An ASGI application over a router. Add routes to `router` before the listener starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, access: AccessControl = EVERYBODY, durations: RequestDurations | None = None) -> None:
+        """`durations` takes the durations of its requests; None: one of its own."""
         self.router: Router[RoutedHandler] = Router()
         self.budget = BodyBudget()
         self.counts = RequestCounts()
-        self.durations = RequestDurations()
-        self.guard: Guard | None = None
-        """Authorizes requests; None: every request is allowed."""
-        self.audit: RequestAudit | None = None
-        """Records acts; None: nothing is recorded."""
+        self.durations = RequestDurations() if durations is None else durations
+        self.guard, self.audit = access
         self._late: OrderedSet[asyncio.Future[Any]] = OrderedSet()
         """Work of requests whose client has its refusal already (`_in_time`)."""
         self._lingering: OrderedSet[asyncio.Timeout] = OrderedSet()

@@ -22,6 +22,9 @@ METHODS: Final = frozenset(("DELETE", "GET", "HEAD", "POST", "PUT"))
 OTHER: Final = "other"
 """The route of requests that no route answers, and of those that are refused before one is looked for."""
 
+OBJECT: Final = "object"
+"""The route of requests for one object, whose path the router does not see."""
+
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_http_request_duration_seconds": Family(
         "Time of requests by listener, route and class of status: from the head of a request until its answer is "

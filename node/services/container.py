@@ -20,10 +20,10 @@ from isthmus.aae.row_stream.streams import RowStreams
 from isthmus.aae.scheduling.last_comparison import ComparedDifferences
 from isthmus.aae.service import FullSync, FullSyncConfig
 from isthmus.config.settings import Settings
+from isthmus.node.http.durations import OBJECT, RequestDurations
 from isthmus.node.http.listener import Listeners, published
 from isthmus.node.observability.audit_log import AuditLog
 from isthmus.node.observability.events import recent
-from isthmus.node.observability.logs import lines
 from isthmus.node.observability.traces import NodeTracer
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
@@ -52,7 +52,7 @@ from isthmus.node.services.fullsync_query import (
 from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.node.services.history import History
 from isthmus.node.services.history_query import NEWEST, PLACES, NewestResponder, PlacesResponder
-from isthmus.node.services.history_sampler import HistorySampler, ProcessSource, node_sources
+from isthmus.node.services.history_sampler import DurationSource, HistorySampler, ProcessSource, node_sources
 from isthmus.node.services.lag_metrics import LagMetrics
 from isthmus.node.services.live_options import EffectiveOptions, LiveOptions
 from isthmus.node.services.membership import ClusterMembership
@@ -67,7 +67,6 @@ from isthmus.node.services.replication_facts import ReplicationFacts
 from isthmus.node.services.run_query import RUN, RUNS, RunReader, RunResponder, RunsResponder
 from isthmus.node.services.settings_query import SETTINGS, SettingsResponder
 from isthmus.node.services.sink_query import SINK, SinkResponder
-from isthmus.node.services.support_query import SUPPORT, SupportResponder
 from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryResponder
 from isthmus.node.services.wiring import (
     RpcRegistry,
@@ -402,7 +401,11 @@ class NodeServices:
         )
         self.history = History()
         process = ProcessSource(settings.node.data_dir, self.store, self.replog, self.time, self.read_pool)
-        sources = node_sources(self.runtime, process, self.queues, self.sink.metrics, self.coordinator.metrics)
+        self.client_durations = RequestDurations()
+        sources = (
+            *node_sources(self.runtime, process, self.queues, self.sink.metrics, self.coordinator.metrics),
+            DurationSource(self.client_durations, OBJECT),
+        )
         self.history_sampler = HistorySampler(name, self.history, sources, self.time)
         self._serve_queries()
         for component in (
@@ -457,8 +460,6 @@ class NodeServices:
                 self.clocks,
             ),
         )
-        self.support = SupportResponder(self.settings, self.credentials, lines)
-        self.query.serve(SUPPORT, self.support)
         self.query.serve(SETTINGS, SettingsResponder(self.options, self.properties))
         self.query.serve(SINK, SinkResponder(self.sink, self.settings.node.name))
         self.query.serve(DEAD_LETTERS, DeadLetterResponder(self.sink))

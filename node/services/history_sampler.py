@@ -313,10 +313,6 @@ class HistorySampler:
         self._samples = 0
         self._spent_s = 0.0
 
-    def add_source(self, source: HistorySource) -> None:
-        """Sample one more component."""
-        self._sources.append(source)
-
     def start(self) -> None:
         """Begin to sample."""
         self._task = asyncio.get_running_loop().create_task(self._run())

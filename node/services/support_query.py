@@ -19,7 +19,6 @@ from isthmus.node.observability.redaction import Redactor
 from isthmus.node.observability.version import program_version
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
-from isthmus.repl.model.errors import NotReady
 
 METHOD: Final = "support"
 
@@ -41,20 +40,24 @@ SUPPORT: Final[Query[None, NodeSupport]] = Query(METHOD, EmptyBody(), JsonBody(M
 
 
 class SupportResponder:
-    """Answers SUPPORT for this node, once `exposition` is set: the metrics exist only when the APIs are built."""
+    """Answers SUPPORT for this node. Built after the APIs, whose metrics `exposition` has, too."""
 
-    def __init__(self, settings: Settings, credentials: NodeCredentials, lines: LineSink) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        credentials: NodeCredentials,
+        lines: LineSink,
+        exposition: Callable[[], Awaitable[bytes]],
+    ) -> None:
         self._settings = settings
         self._credentials = credentials
         self._lines = lines
-        self.exposition: Callable[[], Awaitable[bytes]] | None = None
+        self._exposition = exposition
 
     async def respond(self, _request: None) -> NodeSupport:
-        """See Responder. A thread removes the secrets, from what there is now. Raises NotReady."""
-        if self.exposition is None:
-            raise NotReady("the node is starting: it has no metrics yet")
+        """See Responder. A thread removes the secrets, from what there is now."""
         redactor = Redactor(self._credentials.secrets())
-        metrics = await self.exposition()
+        metrics = await self._exposition()
         return await asyncio.to_thread(_part, self._settings, redactor, self._lines.last(), metrics)
 
 

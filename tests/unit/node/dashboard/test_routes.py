@@ -10,7 +10,7 @@ import pytest
 from isthmus.config.settings import TokenSettings
 from isthmus.node.dashboard.files import dashboard_files
 from isthmus.node.dashboard.routes import CONTENT_SECURITY_POLICY, Dashboard
-from isthmus.node.http.application import PEER_NAMES, HttpApplication, Request, json_reply
+from isthmus.node.http.application import PEER_NAMES, AccessControl, HttpApplication, Request, json_reply
 from isthmus.node.http.authorization import Guard, TokenRole
 from isthmus.node.http.responses import Headers, Reply
 from isthmus.node.http.sessions import LoginSessions
@@ -36,10 +36,9 @@ class Node:
     """An admin listener's application with the dashboard and one act of each role, called in memory."""
 
     def __init__(self, tokens: TokenSettings | None = None) -> None:
-        self.app = HttpApplication()
         self.sessions = LoginSessions("isthmus-c-n")
         guard = None if tokens is None else Guard("admin", tokens, self.sessions)
-        self.app.guard = guard
+        self.app = HttpApplication(AccessControl(guard, None))
         Dashboard(self.app, guard, "c", "n")
         self.app.router.add("GET", "/admin/cluster", self._act)
         self.app.router.add("POST", "/admin/leaders/balance", self._act)

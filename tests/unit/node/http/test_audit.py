@@ -19,7 +19,7 @@ from isthmus.node.client_api.row_streams import RowRoutes
 from isthmus.node.client_api.trees import TreeRoutes
 from isthmus.node.dashboard.routes import Dashboard
 from isthmus.node.http import audit
-from isthmus.node.http.application import PEER_NAMES, HttpApplication, Request, json_reply
+from isthmus.node.http.application import PEER_NAMES, AccessControl, HttpApplication, Request, json_reply
 from isthmus.node.http.audit import ACTS, NOT_ACTS, REDACTED, AuditTrail, bounded, redacted
 from isthmus.node.http.authorization import Guard, TokenRole
 from isthmus.node.http.json_body import BodyHandler
@@ -50,9 +50,8 @@ class Recorded:
     def __init__(self, guard: Guard | None = None) -> None:
         self.end: BaseException | None = None
         self.kept = MemoryAuditLog()
-        self.app = HttpApplication()
-        self.app.guard = guard
-        self.app.audit = AuditTrail("n1", self.kept, SimpleNamespace(wall_ms=lambda: NOW_MS), guard)  # type: ignore[arg-type]
+        trail = AuditTrail("n1", self.kept, SimpleNamespace(wall_ms=lambda: NOW_MS), guard)  # type: ignore[arg-type]
+        self.app = HttpApplication(AccessControl(guard, trail))
         self.app.router.add("POST", "/admin/things/{name}", BodyHandler(SetRequest, self._act))
         self.app.router.add("GET", "/admin/things/{name}", self._look)
 

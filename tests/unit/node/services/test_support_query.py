@@ -6,12 +6,9 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from isthmus.config.loader import load_file
 from isthmus.node.observability.logs import LAST_BYTES_MAX, LINE_KEPT_MAX, LineSink
 from isthmus.node.services.support_query import SUPPORT, SupportResponder
-from isthmus.repl.model.errors import NotReady
 
 SAMPLE = Path(__file__).parents[4] / "config" / "samples" / "node.toml"
 PLANTED = "planted-token-0123456789"
@@ -23,14 +20,11 @@ async def test_a_nodes_part_has_config_log_and_metrics_without_secrets() -> None
     lines.msg(f"asked with {PLANTED}")
     lines.msg('{"event": "isr.ready"}')
     credentials = SimpleNamespace(secrets=lambda: [PLANTED])
-    responder = SupportResponder(load_file(SAMPLE), credentials, lines)  # type: ignore[arg-type]
-    with pytest.raises(NotReady, match="starting"):
-        await responder.respond(None)
 
     async def exposition() -> bytes:
         return f'isthmus_x{{of="{PLANTED}"}} 1\n'.encode()
 
-    responder.exposition = exposition
+    responder = SupportResponder(load_file(SAMPLE), credentials, lines, exposition)  # type: ignore[arg-type]
     part = await responder.respond(None)
     assert part.log == ["asked with ***", '{"event": "isr.ready"}']
     assert part.metrics == 'isthmus_x{of="***"} 1\n'
@@ -44,12 +38,11 @@ async def test_the_event_loop_runs_meanwhile() -> None:
     for number in range(200):
         lines.msg(f"{number}" + "some words of a log line, token=abcdef " * 30)
     credentials = SimpleNamespace(secrets=lambda: [PLANTED])
-    responder = SupportResponder(load_file(SAMPLE), credentials, lines)  # type: ignore[arg-type]
 
     async def exposition() -> bytes:
         return b""
 
-    responder.exposition = exposition
+    responder = SupportResponder(load_file(SAMPLE), credentials, lines, exposition)  # type: ignore[arg-type]
     asked = asyncio.create_task(responder.respond(None))
     turns = 0
     while not asked.done():
