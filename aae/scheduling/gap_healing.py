@@ -165,9 +165,7 @@ class GapHealer:
         self._gaps = gaps
         self._time = time
         self._task: asyncio.Task[None] | None = None
-        self._checked_since = asyncio.Event()
         self.peers: dict[str, HealStatus] = {}
-        scheduler.on_checked = self._checked_since.set
 
     def start(self) -> None:
         """Start the task, if there are peers."""
@@ -212,10 +210,10 @@ class GapHealer:
         """Wait for the end of any check; False on time-out."""
         try:
             async with asyncio.timeout(timeout_s):  # of wait_for, a stop at the moment of the end would be lost
-                await self._checked_since.wait()
+                await self._scheduler.checked.wait()
         except TimeoutError:
             return False
-        self._checked_since.clear()
+        self._scheduler.checked.clear()
         return True
 
     async def close_proven(self, name: str) -> None:

@@ -187,8 +187,8 @@ class CheckScheduler:
         self.totals: dict[tuple[str, ExchangeVerdict], int] = {}
         """(peer, verdict) -> checks of bucket types that ended so since this node's start."""
         self.queued_total = 0
-        self.on_checked: Callable[[], object] = lambda: None
-        """Called at the end of each check, also of a failed one; must not block."""
+        self.checked = asyncio.Event()
+        """Set at the end of each check, also of a failed one; `aae.scheduling.gap_healing` clears it."""
 
     # -- start and stop ---------------------------------------------------------------------------------
 
@@ -444,7 +444,7 @@ class CheckScheduler:
                 peer.checker.close()
                 if now is not None and now.settings.queue == peer.settings.queue:
                     now.checker.named.update(peer.checker.named)
-            self.on_checked()
+            self.checked.set()
 
     async def _check_types(
         self, peer: PeerState, kind: CheckKind, by: str, given: TimeRange | None

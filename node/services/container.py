@@ -345,24 +345,6 @@ class NodeServices:
             differences=ComparedDifferences(self.fullsync.scheduler),
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
-        self.fullsync_status = FullSyncStatus(
-            self.fullsync, self.queue_coverage, name, self.time, lambda cluster: self.sink.source_filters(cluster)
-        )
-        self.folding = self._build_folding(damaged)
-        self.row_streams = RowStreams(
-            self.store,
-            cluster=self.cluster_uuid,
-            cluster_name=settings.node.cluster,
-            node=name,
-            replicas=self.replicas,
-        )
-        self.row_plan = RowPlan(
-            self.row_streams,
-            node=name,
-            replicas=self.replicas,
-            layout=NodeLayout(self.controller, self.membership),
-            rpc=self.links,
-        )
         self.sink = Sink(
             settings.sink,
             kv=self.coordinator,
@@ -385,6 +367,24 @@ class NodeServices:
                 (self.cluster_uuid, settings.node.cluster),
                 self.time,
             ),
+        )
+        self.fullsync_status = FullSyncStatus(
+            self.fullsync, self.queue_coverage, name, self.time, self.sink.source_filters
+        )
+        self.folding = self._build_folding(damaged)
+        self.row_streams = RowStreams(
+            self.store,
+            cluster=self.cluster_uuid,
+            cluster_name=settings.node.cluster,
+            node=name,
+            replicas=self.replicas,
+        )
+        self.row_plan = RowPlan(
+            self.row_streams,
+            node=name,
+            replicas=self.replicas,
+            layout=NodeLayout(self.controller, self.membership),
+            rpc=self.links,
         )
         self.key_explainer = KeyExplainer(
             runtime=self.runtime,

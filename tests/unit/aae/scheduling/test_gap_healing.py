@@ -404,7 +404,7 @@ async def test_gap_healing_stops_at_any_moment_of_a_check(tmp_path: Path) -> Non
         healer.start()
         for _ in range(10):
             await asyncio.sleep(0)
-        scheduler.on_checked()
+        scheduler.checked.set()
         for _ in range(turns):
             await asyncio.sleep(0)
         async with asyncio.timeout(1):
