@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import structlog
@@ -52,72 +54,39 @@ class FullSyncConfig(NamedTuple):
     tree_rebuild_ms: int
 
 
-class FullSync(Checkers, ForeignObjects):
-    """All parts of full-sync. `trees` listens to applied entries; `cluster_trees` serves other clusters."""
+@dataclass(frozen=True)
+class LocalRows:
+    """The rows of this node's replicas, and what happens to them."""
 
-    def __init__(
-        self,
-        config: FullSyncConfig,
-        *,
-        store: Store,
-        metastore: Metastore,
-        replicas: LocalReplicas,
-        changes: AppliedChanges,
-        damaged: DamagedRows,
-        members: Members,
-        queue_types: QueueTypes,
-        rpc: NodeRpc,
-        access: PeerAccess,
-        repairs: Repairs,
-        gaps: Gaps,
-        clocks: OtherClocks,
-        time: TimeSource,
-        read_pool: Executor,
-    ) -> None:
+    store: Store
+    replicas: LocalReplicas
+    changes: AppliedChanges
+    damaged: DamagedRows
+    read_pool: Executor
+
+
+@dataclass(frozen=True)
+class FullSyncCluster:
+    """What full-sync needs of its cluster, and the ways to other ones."""
+
+    members: Members
+    queue_types: QueueTypes
+    rpc: NodeRpc
+    repairs: Repairs
+    gaps: Gaps
+    access: PeerAccess
+    clocks: OtherClocks
+
+
+class PeerCheckers(Checkers):
+    """Opens the checkers of peers."""
+
+    def __init__(self, config: FullSyncConfig, cluster: FullSyncCluster, source: ClusterTrees, random: Random) -> None:
+        """`source`: the trees of this cluster."""
         self._config = config
-        self._access = access
-        self._repairs = repairs
-        self._clocks = clocks
-        self._time = time
-        self._random = machine().random()
-        self.trees = TreeCache(
-            store,
-            directory=config.directory / "trees",
-            replicas=replicas,
-            damaged=damaged,
-            time=time,
-            rebuild_ms=config.tree_rebuild_ms,
-        )
-        changes.add(self.trees)
-        self.row_repair = RowRepair(
-            store,
-            replicas=replicas,
-            rpc=rpc,
-            trees=self.trees,
-            foreign=self,
-            cluster_uuid=config.cluster_uuid,
-            pool=read_pool,
-        )
-        self.scrubber = Scrubber(
-            self.trees, store, repair=self.row_repair, replicas=replicas, damaged=damaged, pool=read_pool
-        )
-        self.local_trees = LocalTrees(self.trees, store, replicas=replicas, read_pool=read_pool, damaged=damaged)
-        self.cluster_trees = ClusterTrees(self.local_trees, members, rpc)
-        self.replica_check = ReplicaTreeCheck(self.trees, store, repair=self.row_repair, replicas=replicas, rpc=rpc)
-        self.scheduler = CheckScheduler(
-            config.peers,
-            node=config.node,
-            checkers=self,
-            history=FullSyncHistory(config.directory, time.wall_ms()),
-            alarm=SchedulerAlarm(),
-            members=members,
-            queue_types=queue_types,
-            proofs=TreeProofs(self.cluster_trees, gaps),
-            skew_ms=clocks.skew_ms,
-            time=time,
-        )
-        self.gap_healer = GapHealer(self.scheduler, gaps, time)
-        self.documents = OperatorDocuments(metastore, self._apply_documents)
+        self._cluster = cluster
+        self._source = source
+        self._random = random
 
     def open(self, settings: FullSyncSettings) -> PeerChecker:
         """See Checkers."""
@@ -126,18 +95,105 @@ class FullSync(Checkers, ForeignObjects):
             own=self._config.cluster_uuid,
             cluster_name=settings.cluster,
             timeout_ms=settings.timeout_ms,
-            access=self._access.credentials(settings),
+            access=self._cluster.access.credentials(settings),
             compress=settings.compress,
-            clocks=self._clocks.peers,
+            clocks=self._cluster.clocks.peers,
         )
         return PeerChecker(
             settings,
-            source=self.cluster_trees,
+            source=self._source,
             sink=trees,
-            repairs=self._repairs,
+            repairs=self._cluster.repairs,
             random=self._random,
             own=self._config.cluster_uuid,
         )
+
+
+class PeerObjects(ForeignObjects):
+    """Objects of the clusters that the scheduler's peers are."""
+
+    def __init__(self, trees: TreeCache, scheduler: CheckScheduler, access: PeerAccess) -> None:
+        self._trees = trees
+        self._scheduler = scheduler
+        self._access = access
+
+    async def objects(self, partition: int, segment: int) -> Mapping[str, Mapping[bytes, bytes]]:
+        """See ForeignObjects."""
+        cached = self._trees.cached.get(partition)
+        found: dict[str, Mapping[bytes, bytes]] = {}
+        for peer in self._scheduler.peers.values():
+            settings = peer.settings
+            if cached is None or cached.bucket_type.decode() not in peer.bucket_types:
+                continue
+            try:
+                found[settings.name] = await asyncio.to_thread(
+                    fetch_foreign_objects,
+                    settings.urls.split(","),
+                    self._access.credentials(settings),
+                    settings.timeout_ms,
+                    cached.bucket_type,
+                    segment,
+                )
+            except IsthmusError as error:
+                log.info("trees.not_mended_from", fullsync=settings.name, partition=partition, error=str(error))
+        return found
+
+
+class FullSync:
+    """All parts of full-sync. `trees` listens to applied entries; `cluster_trees` serves other clusters."""
+
+    def __init__(
+        self,
+        config: FullSyncConfig,
+        local: LocalRows,
+        cluster: FullSyncCluster,
+        *,
+        metastore: Metastore,
+        time: TimeSource,
+    ) -> None:
+        store, replicas, pool = local.store, local.replicas, local.read_pool
+        self._access = cluster.access
+        self._time = time
+        self.trees = TreeCache(
+            store,
+            directory=config.directory / "trees",
+            replicas=replicas,
+            damaged=local.damaged,
+            time=time,
+            rebuild_ms=config.tree_rebuild_ms,
+        )
+        local.changes.add(self.trees)
+        self.local_trees = LocalTrees(self.trees, store, replicas=replicas, read_pool=pool, damaged=local.damaged)
+        self.cluster_trees = ClusterTrees(self.local_trees, cluster.members, cluster.rpc)
+        self.scheduler = CheckScheduler(
+            config.peers,
+            node=config.node,
+            checkers=PeerCheckers(config, cluster, self.cluster_trees, machine().random()),
+            history=FullSyncHistory(config.directory, time.wall_ms()),
+            alarm=SchedulerAlarm(),
+            members=cluster.members,
+            queue_types=cluster.queue_types,
+            proofs=TreeProofs(self.cluster_trees, cluster.gaps),
+            skew_ms=cluster.clocks.skew_ms,
+            time=time,
+        )
+        self.row_repair = RowRepair(
+            store,
+            replicas=replicas,
+            rpc=cluster.rpc,
+            trees=self.trees,
+            foreign=PeerObjects(self.trees, self.scheduler, cluster.access),
+            cluster_uuid=config.cluster_uuid,
+            pool=pool,
+        )
+        self.scrubber = Scrubber(
+            self.trees, store, repair=self.row_repair, replicas=replicas, damaged=local.damaged, pool=pool
+        )
+        self.replica_check = ReplicaTreeCheck(
+            self.trees, store, repair=self.row_repair, replicas=replicas, rpc=cluster.rpc
+        )
+        self.gap_healer = GapHealer(self.scheduler, cluster.gaps, time)
+        self.documents = OperatorDocuments(metastore, self._apply_documents)
 
     def _apply_documents(self) -> None:
         self.scheduler.apply_documents(self.documents, self._access)
@@ -175,27 +231,6 @@ class FullSync(Checkers, ForeignObjects):
     async def stop(self, *, save: bool) -> None:
         """Stop all else; call it once nothing is applied any more. `save`: keep the trees for the next start."""
         await self.trees.stop(save=save)
-
-    async def objects(self, partition: int, segment: int) -> Mapping[str, Mapping[bytes, bytes]]:
-        """See ForeignObjects."""
-        cached = self.trees.cached.get(partition)
-        found: dict[str, Mapping[bytes, bytes]] = {}
-        for peer in self.scheduler.peers.values():
-            settings = peer.settings
-            if cached is None or cached.bucket_type.decode() not in peer.bucket_types:
-                continue
-            try:
-                found[settings.name] = await asyncio.to_thread(
-                    fetch_foreign_objects,
-                    settings.urls.split(","),
-                    self._access.credentials(settings),
-                    settings.timeout_ms,
-                    cached.bucket_type,
-                    segment,
-                )
-            except IsthmusError as error:
-                log.info("trees.not_mended_from", fullsync=settings.name, partition=partition, error=str(error))
-        return found
 
     def metrics(self) -> list[Sample]:
         """For Prometheus."""

@@ -18,7 +18,7 @@ from isthmus.aae.folds.folds import Folds
 from isthmus.aae.row_stream.plan import RowPlan
 from isthmus.aae.row_stream.streams import RowStreams
 from isthmus.aae.scheduling.last_comparison import ComparedDifferences
-from isthmus.aae.service import FullSync, FullSyncConfig
+from isthmus.aae.service import FullSync, FullSyncCluster, FullSyncConfig, LocalRows
 from isthmus.config.settings import Settings
 from isthmus.node.http.durations import OBJECT, RequestDurations
 from isthmus.node.http.listener import Listeners, published
@@ -487,23 +487,23 @@ class NodeServices:
             settings.fullsync,
             settings.replication.tree_rebuild_ms,
         )
-        return FullSync(
-            config,
+        local = LocalRows(
             store=self.store,
-            metastore=metastore,
             replicas=self.replicas,
             changes=self.runtime.listeners,
             damaged=damaged,
+            read_pool=self.read_pool,
+        )
+        cluster = FullSyncCluster(
             members=self.membership,
             queue_types=self.queue_coverage,
             rpc=self.links,
-            access=NodePeerAccess(settings, self.credentials),
             repairs=self.repairs,
             gaps=self.gaps,
+            access=NodePeerAccess(settings, self.credentials),
             clocks=self.clocks,
-            time=self.time,
-            read_pool=self.read_pool,
         )
+        return FullSync(config, local, cluster, metastore=metastore, time=self.time)
 
     def _build_traces(self, tracer: NodeTracer) -> NodeTraces:
         partitions = self.runtime.partitions
