@@ -97,6 +97,7 @@ from isthmus.repl.coordinator.tombstone_recall import TombstoneRecall
 from isthmus.repl.coordinator.tombstone_writes import TombstoneWrites
 from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore, SessionState
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.actor_renewal import ClusterWitness
 from isthmus.repl.runtime.handover import LeadershipTransfer
@@ -186,6 +187,7 @@ class NodeServices:
         self._session = resources.session
         metastore, identity = resources.metastore, resources.identity
         name = settings.node.name
+        this = ThisNode(name, settings.node.cluster, self.cluster_uuid)
         address = published(resources.cluster_socket, settings.listen.cluster, settings.listen.advertise)
         damaged = DamagedRows()
         rpc = RpcRegistry()
@@ -194,7 +196,7 @@ class NodeServices:
         peers = PeerWatch(name, self.time, alarm, suspicions)
         self.links = links_of(
             settings,
-            cluster_uuid=self.cluster_uuid,
+            this,
             observer=peers,
             on_request=rpc.answer,
             direct=rpc.direct,

@@ -19,11 +19,13 @@ from isthmus.repl.metastore.zookeeper import SessionFactory, ZooKeeperMetastore
 from isthmus.repl.metastore.zookeeper_session import ZooKeeperSession
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.record import Registration
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.replog.files import FileIO
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.security.tls import LinkTls
 from isthmus.repl.store.checkpoint import Disk
 from isthmus.repl.store.leveldb import PLYVEL, LevelStore, OpenDatabase
+from isthmus.repl.transport.connection import LinkLimits
 from isthmus.repl.transport.links import ClusterLinks
 from isthmus.repl.transport.port import ReachabilityObserver
 from isthmus.repl.transport.rpc import DirectHandler
@@ -181,8 +183,8 @@ def registration_template(settings: Settings, *, http_url: str, admin_url: str, 
 
 def links_of(
     settings: Settings,
+    this: ThisNode,
     *,
-    cluster_uuid: bytes,
     observer: ReachabilityObserver,
     on_request: Callable[[str, str, bytes], Awaitable[bytes]],
     direct: Mapping[str, DirectHandler],
@@ -191,17 +193,17 @@ def links_of(
     """The connections with the other nodes, not yet started."""
     transport = settings.transport
     return ClusterLinks(
-        node=settings.node.name,
-        cluster=settings.node.cluster,
-        cluster_uuid=cluster_uuid,
-        ping_interval_ms=transport.ping_interval_ms,
-        dead_after_ms=transport.dead_after_ms,
-        dial_delay_max_ms=transport.dial_delay_max_ms,
-        live_limit_bytes=transport.live_limit_bytes,
-        catch_up_limit_bytes=transport.catch_up_limit_bytes,
-        catch_up_share_percent=transport.catch_up_share_percent,
+        this,
+        LinkLimits(
+            ping_interval_ms=transport.ping_interval_ms,
+            dead_after_ms=transport.dead_after_ms,
+            dial_delay_max_ms=transport.dial_delay_max_ms,
+            live_limit_bytes=transport.live_limit_bytes,
+            catch_up_limit_bytes=transport.catch_up_limit_bytes,
+            catch_up_share_percent=transport.catch_up_share_percent,
+            message_limit_bytes=message_limit_bytes(settings),
+        ),
         catch_up_rate_bytes=settings.replication.catch_up_rate_limit_bytes,
-        message_limit_bytes=message_limit_bytes(settings),
         observer=observer,
         on_request=on_request,
         direct=direct,

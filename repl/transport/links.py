@@ -18,6 +18,7 @@ from isthmus.repl.isr.messages import StaleEpoch
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.ordered_set import OrderedSet
 from isthmus.repl.security.accepting import Acceptor, PlainServer
 from isthmus.repl.security.tls import LinkTls, expires_s
@@ -90,39 +91,21 @@ class ClusterLinks:
 
     def __init__(
         self,
+        this: ThisNode,
+        limits: LinkLimits,
         *,
-        node: str,
-        cluster: str,
-        cluster_uuid: bytes,
-        ping_interval_ms: int,
-        dead_after_ms: int,
-        dial_delay_max_ms: int,
-        live_limit_bytes: int,
-        catch_up_limit_bytes: int,
-        catch_up_share_percent: int,
         catch_up_rate_bytes: int,
-        message_limit_bytes: int,
         observer: ReachabilityObserver,
         on_request: Handler,
         direct: Mapping[str, DirectHandler] = NO_DIRECT,
         tls: LinkTls | None = None,
     ) -> None:
-        assert len(cluster_uuid) == 16
-        self.limits = LinkLimits(
-            ping_interval_ms,
-            dead_after_ms,
-            dial_delay_max_ms,
-            live_limit_bytes,
-            catch_up_limit_bytes,
-            catch_up_share_percent,
-            message_limit_bytes,
-        )
+        assert len(this.cluster_uuid) == 16
+        self.limits = limits
         self.cap = RateCap(catch_up_rate_bytes)
         self.sent = Traffic()
         self.received = Traffic()
-        self._node = node
-        self._cluster = cluster
-        self._cluster_uuid = cluster_uuid
+        self._this = this
         self._observer = observer
         self._on_request = on_request
         self._direct = direct
@@ -200,7 +183,7 @@ class ClusterLinks:
 
     def set_nodes(self, addresses: Mapping[str, str]) -> None:
         """See the port."""
-        assert self._node not in addresses, "a node does not dial itself"
+        assert self._this.name not in addresses, "a node does not dial itself"
         for node, (dialler, task) in list(self._diallers.items()):
             if addresses.get(node) != dialler.address:
                 task.cancel()
@@ -336,13 +319,14 @@ class ClusterLinks:
 
     def handshake(self, to: str) -> Handshake:
         """This node's side of a handshake with `to`."""
-        return Handshake(self._cluster_uuid, self._cluster, self._node, to, self.limits.message_limit_bytes)
+        this = self._this
+        return Handshake(this.cluster_uuid, this.cluster, this.name, to, self.limits.message_limit_bytes)
 
     def check_room(self, node: str) -> None:
         """Raises ConnectionRefused when another connection dialled by `node` would exceed ACCEPTED_MAX."""
         if node not in self._accepted and len(self._accepted) >= ACCEPTED_MAX:
             raise ConnectionRefused(
-                HandshakeRefusal.TOO_MANY, f"node {self._node} has connections of {ACCEPTED_MAX} nodes"
+                HandshakeRefusal.TOO_MANY, f"node {self._this.name} has connections of {ACCEPTED_MAX} nodes"
             )
 
     def serving(self, connection: PeerConnection) -> RpcServer:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import uvloop
@@ -13,6 +14,9 @@ import uvloop
 from isthmus.node.local.ports import free_port
 from isthmus.repl.isr.messages import AppendAck, AppendEntries
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.this_node import ThisNode
+from isthmus.repl.security.tls import LinkTls
+from isthmus.repl.transport.connection import LinkLimits
 from isthmus.repl.transport.frames import FrameKind, FrameReader, Lane, WireFrame, frame_head
 from isthmus.repl.transport.handshake import Handshake, decode_handshake, encode_handshake
 from isthmus.repl.transport.links import ClusterLinks
@@ -63,6 +67,17 @@ def ack(seq: int) -> AppendAck:
     return AppendAck(1, 7, seq, 0, 0, 0)
 
 
+LIMITS = LinkLimits(
+    ping_interval_ms=50,
+    dead_after_ms=DEAD_AFTER_MS,
+    dial_delay_max_ms=200,
+    live_limit_bytes=64 * MB,
+    catch_up_limit_bytes=8 * MB,
+    catch_up_share_percent=20,
+    message_limit_bytes=64 * MB,
+)
+
+
 class Observed:
     """Reports of a node's links about reachability."""
 
@@ -82,29 +97,29 @@ class Observed:
 class Node:
     """A node with its links, and all that they reported."""
 
-    def __init__(self, name: str, **numbers: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        cluster: str = "c",
+        cluster_uuid: bytes = UUID,
+        catch_up_rate_bytes: int = 0,
+        tls: LinkTls | None = None,
+        **limits: int,
+    ) -> None:
         self.name = name
         self.frames: list[tuple[str, list[Delivery]]] = []
         self.streams_wanted: list[str] = []
         self.events: list[tuple[str, bool]] = []
         self.answer: Callable[[str, str, bytes], Awaitable[bytes]] = self._echo
         self.observed = Observed()
-        settings: dict[str, Any] = {
-            "cluster": "c",
-            "cluster_uuid": UUID,
-            "ping_interval_ms": 50,
-            "dead_after_ms": DEAD_AFTER_MS,
-            "dial_delay_max_ms": 200,
-            "live_limit_bytes": 64 * MB,
-            "catch_up_limit_bytes": 8 * MB,
-            "catch_up_share_percent": 20,
-            "catch_up_rate_bytes": 0,
-            "message_limit_bytes": 64 * MB,
-        }
+        this = ThisNode(name, cluster, cluster_uuid)
         self.links = ClusterLinks(
-            node=name,
-            **{**settings, **numbers},
+            this,
+            replace(LIMITS, **limits),
+            catch_up_rate_bytes=catch_up_rate_bytes,
             observer=self.observed,
+            tls=tls,
             on_request=lambda node, method, body: self.answer(node, method, body),
         )
         self.port = free_port(set())  # reserved: when the node is gone, no node of another test listens there

@@ -24,9 +24,11 @@ from isthmus.repl import machine as product_machine
 from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.http.client import OPEN, HttpPeer, PeerCredentials
 from isthmus.repl.model.errors import PeerFault
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.security.accepting import Acceptor, PlainServer
 from isthmus.repl.security.tls import HANDSHAKE_TIMEOUT_S, LinkTls, server_contexts
 from isthmus.repl.security.tls_server import TlsServer
+from isthmus.repl.transport.connection import LinkLimits
 from isthmus.repl.transport.links import ClusterLinks
 from tests.simulation.world.kernel import SECOND, Kernel
 from tests.simulation.world.libraries import libraries_in_the_world
@@ -1080,17 +1082,17 @@ class LinkedNode:
         self._two = two
         self.machine = machine
         self.links = ClusterLinks(
-            node=machine.name,
-            cluster="c",
-            cluster_uuid=bytes(16),
-            ping_interval_ms=500,
-            dead_after_ms=3000,
-            dial_delay_max_ms=1000,
-            live_limit_bytes=1 << 24,
-            catch_up_limit_bytes=1 << 24,
-            catch_up_share_percent=20,
+            ThisNode(machine.name, "c", bytes(16)),
+            LinkLimits(
+                ping_interval_ms=500,
+                dead_after_ms=3000,
+                dial_delay_max_ms=1000,
+                live_limit_bytes=1 << 24,
+                catch_up_limit_bytes=1 << 24,
+                catch_up_share_percent=20,
+                message_limit_bytes=1 << 24,
+            ),
             catch_up_rate_bytes=0,
-            message_limit_bytes=1 << 24,
             observer=Observed(),
             on_request=self._answer,
             tls=tls,
