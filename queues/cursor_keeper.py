@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -19,13 +18,12 @@ from isthmus.queues.cursors import CursorPosition, CursorState, encode_soft, enc
 from isthmus.queues.gaps import QueueGap, with_gap, without
 from isthmus.queues.object_reader import read_changes, sound_changes
 from isthmus.queues.queue_documents import CLEARED, OFFER_CHANGED, CursorCommand, execute, with_filter_gap
-from isthmus.queues.queue_server import QueueServer
+from isthmus.queues.queue_server import QueueHost, QueueServer
 from isthmus.queues.sink_shares import KeyRange
-from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
-from isthmus.repl.model.ports import CursorWriter, TimeSource
-from isthmus.repl.store.port import DamagedChange, Store
+from isthmus.repl.model.ports import CursorWriter
+from isthmus.repl.store.port import DamagedChange
 
 log = structlog.get_logger(__name__)
 
@@ -59,24 +57,21 @@ class CursorKeeper:
 
     def __init__(
         self,
+        host: QueueHost,
         *,
-        store: Store,
         cursors: CursorWriter,
         led: Mapping[int, int],
         cluster: PartitionTypes,
-        time: TimeSource,
-        pool: Executor,
-        tasks: TaskSet,
         loader: StateLoader,
     ) -> None:
         self._loader = loader
-        self._store = store
+        self._store = host.store
         self._cursors = cursors
         self._led = led
         self._cluster = cluster
-        self._time = time
-        self._pool = pool
-        self._tasks = tasks
+        self._time = host.time
+        self._pool = host.pool
+        self._tasks = host.tasks
         self._lineages: dict[int, int] = {}
         """Led partition -> lineage under which it is led."""
 

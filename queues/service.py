@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -48,6 +49,7 @@ from isthmus.repl.model.ports import (
     KeyValue,
     TimeSource,
 )
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
@@ -104,6 +106,22 @@ class QueueCluster(Protocol):
         """Names of the live nodes."""
 
 
+@dataclass(frozen=True)
+class QueuePorts:
+    """The ports by which source queues use their node."""
+
+    store: Store
+    changes: AppliedChanges
+    cursors: CursorWriter
+    kv: KeyValue
+    metastore: Metastore
+    cluster: QueueCluster
+    damage_listener: DamageListener
+    """Gets damaged rows, on the event loop."""
+    time: TimeSource
+    read_pool: Executor
+
+
 class QueueService:
     """The source side of a node; an ApplyListener. All methods belong to the event loop's thread. Raises BadConfig
     when the filter of a queue is not known."""
@@ -111,45 +129,34 @@ class QueueService:
     def __init__(
         self,
         table: QueueTable,
+        this: ThisNode,
+        ports: QueuePorts,
         *,
-        node: str,
-        enabled: bool,
-        store: Store,
-        cursors: CursorWriter,
-        kv: KeyValue,
-        metastore: Metastore,
-        cluster: QueueCluster,
-        cluster_uuid: bytes,
-        cluster_name: str,
-        changes: AppliedChanges,
-        damage_listener: DamageListener,
         traces: ChangeTraces | None,
-        time: TimeSource,
-        read_pool: Executor,
+        enabled: bool,
     ) -> None:
-        """Fills `table`, and listens to `changes`. `enabled` False: no reference is made on this node, and none is
-        served. `damage_listener` gets damaged rows, on the event loop. `traces` follows sampled changes; None: traces
-        are off."""
-        self.node = node
+        """Fills `table`. `traces` follows sampled changes; None: traces are off. `enabled` False: no reference is made
+        on this node, and none is served."""
+        self.node = this.name
         self.enabled = enabled
         self.queue_store = table.store
-        self.time = time
-        self.cluster = cluster
-        self.cluster_uuid = cluster_uuid
-        self.cluster_name = cluster_name
-        self._damage_listener = damage_listener
+        self.time = ports.time
+        self.cluster = ports.cluster
+        self.cluster_uuid = this.cluster_uuid
+        self.cluster_name = this.cluster
+        self._damage_listener = ports.damage_listener
         self._traces = traces
-        self._metastore = metastore
+        self._metastore = ports.metastore
         self._batch_prefix = machine().random_bytes(8)
         self._tasks = TaskSet()
-        self.bulk_marks = BulkMarks(self.queue_store, node, time, cluster, self._tasks)
+        self.bulk_marks = BulkMarks(self.queue_store, this.name, ports.time, ports.cluster, self._tasks)
         self._host = QueueHost(
-            own=cluster_uuid,
+            own=this.cluster_uuid,
             batch_prefix=self._batch_prefix,
-            store=store,
-            kv=kv,
-            pool=read_pool,
-            time=time,
+            store=ports.store,
+            kv=ports.kv,
+            pool=ports.read_pool,
+            time=ports.time,
             tasks=self._tasks,
             marks=self.bulk_marks,
             keeper=self,
@@ -160,19 +167,12 @@ class QueueService:
         self._led: dict[int, int] = {}
         """Led partition -> first offset whose entry was not added to the queues yet."""
         self._cursors = CursorKeeper(
-            store=store,
-            cursors=cursors,
-            led=self._led,
-            cluster=cluster,
-            time=time,
-            pool=read_pool,
-            tasks=self._tasks,
-            loader=self,
+            self._host, cursors=ports.cursors, led=self._led, cluster=ports.cluster, loader=self
         )
         self._following = asyncio.Lock()
         self._damaged_rows = LogLimit()
         self._running = False
-        changes.add(self)
+        ports.changes.add(self)
 
     def _build(self, settings: QueueSettings) -> QueueServer:
         documents = self.queue_store.documents(settings.name, self.time.wall_ms())

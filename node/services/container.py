@@ -81,7 +81,7 @@ from isthmus.node.services.wiring import (
 from isthmus.node.services.write_traces import LeaderWatch, WriteTraces
 from isthmus.queues.admin import QueueActs
 from isthmus.queues.queue_table import QueueTable
-from isthmus.queues.service import QueueService
+from isthmus.queues.service import QueuePorts, QueueService
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_properties import PropertyCache
@@ -291,20 +291,20 @@ class NodeServices:
         self.traces = None if resources.tracer is None else self._build_traces(resources.tracer)
         self.queues = QueueService(
             queue_table,
-            node=name,
-            enabled=settings.source.enabled,
-            store=self.store,
-            cursors=self.coordinator,
-            kv=self.coordinator,
-            metastore=metastore,
-            cluster=facts,
-            cluster_uuid=self.cluster_uuid,
-            cluster_name=settings.node.cluster,
-            changes=self.runtime.listeners,
-            damage_listener=damaged,
+            this,
+            QueuePorts(
+                store=self.store,
+                changes=self.runtime.listeners,
+                cursors=self.coordinator,
+                kv=self.coordinator,
+                metastore=metastore,
+                cluster=facts,
+                damage_listener=damaged,
+                time=self.time,
+                read_pool=self.read_pool,
+            ),
             traces=None if self.traces is None else self.traces.changes,
-            time=self.time,
-            read_pool=self.read_pool,
+            enabled=settings.source.enabled,
         )
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool, self.witness)
         self.queue_coverage = QueueCoverage(self.queues, self.controller)

@@ -15,7 +15,7 @@ from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import QueueActs
 from isthmus.queues.leases import Session
 from isthmus.queues.queue_table import QueueTable
-from isthmus.queues.service import QueueService
+from isthmus.queues.service import QueuePorts, QueueService
 from isthmus.queues.sink_shares import KeyRange, Share
 from isthmus.queues.wire import NO_PROPERTIES, BatchAck, FetchReply, FetchRequest
 from isthmus.repl.model import vclock
@@ -24,6 +24,7 @@ from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import Isolation
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
 from isthmus.repl.store.port import PartitionStep
@@ -84,20 +85,20 @@ class QueueNode:
         self.table = QueueTable(self.metastore, self.settings)
         self.queues = QueueService(
             self.table,
-            node=self.node,
-            enabled=self.enabled,
-            store=self.store,
-            cursors=self,
-            kv=self,  # type: ignore[arg-type]
-            metastore=self.metastore,
-            cluster=self.facts,
-            cluster_uuid=OURS,
-            cluster_name="east",
-            changes=ApplyListeners(),
-            damage_listener=self.damaged,
+            ThisNode(self.node, "east", OURS),
+            QueuePorts(
+                store=self.store,
+                changes=ApplyListeners(),
+                cursors=self,
+                kv=self,  # type: ignore[arg-type]
+                metastore=self.metastore,
+                cluster=self.facts,
+                damage_listener=self.damaged,
+                time=self.clock,
+                read_pool=self.pool,
+            ),
             traces=None,
-            time=self.clock,
-            read_pool=self.pool,
+            enabled=self.enabled,
         )
         self.acts = QueueActs(self.queues, self.store, self.pool)
         await self.queues.start()

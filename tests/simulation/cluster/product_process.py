@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from isthmus.queues.admin import QueueActs
 from isthmus.queues.queue_table import QueueTable
-from isthmus.queues.service import QueueService
+from isthmus.queues.service import QueuePorts, QueueService
 from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.coordinator.coordinator import Coordinator, CoordinatorSettings
@@ -28,6 +28,7 @@ from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.ports import ApplyListener
 from isthmus.repl.model.properties import FixedProperties
 from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
 from isthmus.repl.runtime.latency import ReplicationLatency
 from isthmus.repl.runtime.partition import Partition
@@ -206,20 +207,20 @@ class QueueProcess(Process):
             )
             self.queues = StrictQueueService(
                 self.queue_table,
-                node=node.name,
-                enabled=True,
-                store=self.rows,
-                cursors=self.coordinator,
-                kv=self.coordinator,
-                metastore=values,
-                cluster=ReplicaFacts(self),
-                cluster_uuid=ORIGIN,
-                cluster_name="ours",
-                changes=self.listeners,
-                damage_listener=DamageReports(),
+                ThisNode(node.name, "ours", ORIGIN),
+                QueuePorts(
+                    store=self.rows,
+                    changes=self.listeners,
+                    cursors=self.coordinator,
+                    kv=self.coordinator,
+                    metastore=values,
+                    cluster=ReplicaFacts(self),
+                    damage_listener=DamageReports(),
+                    time=self.time,
+                    read_pool=cast(Executor, None),
+                ),
                 traces=None,
-                time=self.time,
-                read_pool=cast(Executor, None),
+                enabled=True,
             )
             self.queues.process = self
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
