@@ -102,8 +102,9 @@ from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.actor_renewal import ClusterWitness
 from isthmus.repl.runtime.handover import LeadershipTransfer
 from isthmus.repl.runtime.metastore_copy import CopyKeeper
+from isthmus.repl.runtime.node_data import NodeData, RuntimeSettings
 from isthmus.repl.runtime.registration import Registrar
-from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
+from isthmus.repl.runtime.runtime import Runtime, RuntimeReports
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.telemetry import Sample
@@ -222,18 +223,14 @@ class NodeServices:
                 entry_limit_bytes=entry_limit_bytes(settings),
                 checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
                 removed_grace_ms=settings.replication.removed_copy_grace_ms,
+                options_of=self.options.core,
             ),
-            store=self.store,
-            replog=self.replog,
+            NodeData(identity, self.store, self.replog),
+            RuntimeReports(record_watcher=inbox, damage_listener=damaged, on_fatal=on_fatal),
             metastore=metastore,
-            identity=identity,
             registrar=self.registrar,
             links=self.links,
             time=self.time,
-            options_of=self.options.core,
-            damage_listener=damaged,
-            record_watcher=inbox,
-            on_fatal=on_fatal,
         )
         self.property_cache = PropertyCache(metastore)
         self.metastore_copy = CopyKeeper(metastore, settings.node.data_dir, self.cluster_uuid, self.time)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -37,14 +38,12 @@ from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import IsthmusError, LocalFault
 from isthmus.repl.model.record import PartitionRecord
-from isthmus.repl.replog.port import Replog
+from isthmus.repl.runtime.node_data import NodeData, RuntimeSettings
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.patience import once_possible
 from isthmus.repl.runtime.port import EventSink, InFlightWork
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.storage import Storage
-from isthmus.repl.storage.identity import NodeIdentity
-from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.unforeseen import unforeseen
 
@@ -57,34 +56,34 @@ NONCE_BITS: Final = 62
 """Bits of the random base of a process's nonces: fits msgpack, with a margin to count up."""
 
 
-class ReplicaOpener:
-    """Builds replicas from log, store and identity; those of a running node are added to `partitions`."""
+@dataclass(frozen=True)
+class LocalCopies:
+    """The copies of one node, and what keeps them."""
 
-    def __init__(
-        self,
-        *,
-        node: str,
-        cluster_uuid: bytes,
-        options_of: Callable[[str], ReplicaOptions],
-        partitions: dict[int, Partition],
-        identity: NodeIdentity,
-        registrar: Registrar,
-        replog: Replog,
-        store: Store,
-        storage: Storage,
-        events: EventSink,
-    ) -> None:
-        self._node = node
+    node: str
+    partitions: dict[int, Partition]
+    """Gains the copies that are opened, loses those that are condemned."""
+    data: NodeData
+    registrar: Registrar
+    storage: Storage
+    events: EventSink
+
+
+class ReplicaOpener:
+    """Builds replicas from log, store and identity; those of a running node are added to the copies."""
+
+    def __init__(self, copies: LocalCopies, cluster_uuid: bytes, options_of: Callable[[str], ReplicaOptions]) -> None:
+        self._node = copies.node
         self._cluster_uuid = cluster_uuid
         self._options_of = options_of
-        self._partitions = partitions
-        self._identity = identity
-        self._registrar = registrar
-        self._replog = replog
-        self._store = store
-        self._replay = storage.replay
-        self._window = storage.window
-        self._events = events
+        self._partitions = copies.partitions
+        self._identity = copies.data.identity
+        self._registrar = copies.registrar
+        self._replog = copies.data.replog
+        self._store = copies.data.store
+        self._replay = copies.storage.replay
+        self._window = copies.storage.window
+        self._events = copies.events
         self.session: int | None = None
         """This process's session with the metastore; None without one."""
         self.records: Mapping[int, PartitionRecord] = {}
@@ -222,34 +221,22 @@ STEP_PAUSE_S: Final = 0.02
 
 
 class ReplicaRemover:
-    """Deletes copies that no record names; a condemned copy leaves `partitions` and gets no more events."""
+    """Deletes copies that no record names; a condemned copy gets no more events."""
 
     def __init__(
-        self,
-        *,
-        node: str,
-        partitions: dict[int, Partition],
-        identity: NodeIdentity,
-        metastore: Metastore,
-        registrar: Registrar,
-        store: Store,
-        replog: Replog,
-        storage: Storage,
-        in_flight: Sequence[InFlightWork],
-        grace_ms: int,
-        events: EventSink,
+        self, copies: LocalCopies, metastore: Metastore, in_flight: Sequence[InFlightWork], grace_ms: int
     ) -> None:
-        self._node = node
-        self._partitions = partitions
-        self._identity = identity
+        self._node = copies.node
+        self._partitions = copies.partitions
+        self._identity = copies.data.identity
         self._metastore = metastore
-        self._registrar = registrar
-        self._store = store
-        self._replog = replog
-        self._storage = storage
+        self._registrar = copies.registrar
+        self._store = copies.data.store
+        self._replog = copies.data.replog
+        self._storage = copies.storage
         self._in_flight = in_flight
         self._grace_ms = grace_ms
-        self._events = events
+        self._events = copies.events
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clear")
         self._removed_ms: dict[int, int] = {}
         """Partition -> when a record without this node was first seen."""
@@ -378,52 +365,19 @@ def _step(removal: Iterator[int]) -> int | None:
 
 
 class ReplicaManager:
-    """The copies of one node: `partitions` gains those that are opened and loses those that are condemned."""
+    """Opens and removes the copies of one node."""
 
     def __init__(
         self,
-        *,
-        node: str,
-        cluster_uuid: bytes,
-        options_of: Callable[[str], ReplicaOptions],
-        partitions: dict[int, Partition],
-        identity: NodeIdentity,
+        copies: LocalCopies,
+        settings: RuntimeSettings,
         metastore: Metastore,
-        registrar: Registrar,
-        replog: Replog,
-        store: Store,
-        storage: Storage,
         in_flight: Sequence[InFlightWork],
-        removed_grace_ms: int,
-        events: EventSink,
     ) -> None:
-        self._node = node
-        self._partitions = partitions
-        self._opener = ReplicaOpener(
-            node=node,
-            cluster_uuid=cluster_uuid,
-            options_of=options_of,
-            partitions=partitions,
-            identity=identity,
-            registrar=registrar,
-            replog=replog,
-            store=store,
-            storage=storage,
-            events=events,
-        )
-        self._remover = ReplicaRemover(
-            node=node,
-            partitions=partitions,
-            identity=identity,
-            metastore=metastore,
-            registrar=registrar,
-            store=store,
-            replog=replog,
-            storage=storage,
-            in_flight=in_flight,
-            grace_ms=removed_grace_ms,
-            events=events,
-        )
+        self._node = copies.node
+        self._partitions = copies.partitions
+        self._opener = ReplicaOpener(copies, settings.cluster_uuid, settings.options_of)
+        self._remover = ReplicaRemover(copies, metastore, in_flight, settings.removed_grace_ms)
 
     def attach(self, record: PartitionRecord) -> Partition:
         """Open the replica of `record`, before anything runs."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, assert_never
+from dataclasses import dataclass
+from typing import assert_never
 
 import structlog
 
@@ -22,14 +23,13 @@ from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.isr.replica import ReplicaRole
-from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.ports import DamageListener, TimeSource
 from isthmus.repl.model.record import PartitionRecord, Registration
-from isthmus.repl.replog.port import EncodedRun, Replog
+from isthmus.repl.replog.port import EncodedRun
 from isthmus.repl.runtime import metrics
 from isthmus.repl.runtime.applier import SOFT_CURSOR_INTERVAL_MS
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
@@ -37,11 +37,12 @@ from isthmus.repl.runtime.disk_full import HAND_OVER_MS, DiskFullPolicy
 from isthmus.repl.runtime.isr_changes import RECORD_EVENTS, IsrChanges
 from isthmus.repl.runtime.latency import ReplicationLatency
 from isthmus.repl.runtime.metastore_effects import MetastoreEffects, RollbackAlarm
+from isthmus.repl.runtime.node_data import NodeData, RuntimeSettings
 from isthmus.repl.runtime.pair_streams import PairStreams
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.port import RecordWatcher
 from isthmus.repl.runtime.registration import Registrar
-from isthmus.repl.runtime.replica_lifecycle import ReplicaManager
+from isthmus.repl.runtime.replica_lifecycle import LocalCopies, ReplicaManager
 from isthmus.repl.runtime.replication_receiver import ReplicationReceiver
 from isthmus.repl.runtime.replication_sender import ReplicationSender
 from isthmus.repl.runtime.rounds import Rounds
@@ -49,8 +50,7 @@ from isthmus.repl.runtime.storage import Storage, barrier
 from isthmus.repl.runtime.tick_timer import TickTimer
 from isthmus.repl.runtime.transfer_receiver import TransferReceiver
 from isthmus.repl.runtime.transfer_sender import TransferSender
-from isthmus.repl.storage.identity import NodeIdentity
-from isthmus.repl.store.port import PartitionStep, Store
+from isthmus.repl.store.port import PartitionStep
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Delivery, Links
 from isthmus.repl.unforeseen import unforeseen
@@ -58,18 +58,16 @@ from isthmus.repl.unforeseen import unforeseen
 log = structlog.get_logger(__name__)
 
 
-class RuntimeSettings(NamedTuple):
-    """Identity of this node, and its limits."""
+@dataclass(frozen=True)
+class RuntimeReports:
+    """To whom a runtime reports what is not of its own concern."""
 
-    node: str
-    cluster_uuid: bytes
-    window_bytes: int
-    """Most bytes of unapplied entries in memory (replication.window_size)."""
-    entry_limit_bytes: int
-    """Longest entry that can be sent to another node."""
-    checkpoint_interval_ms: int
-    removed_grace_ms: int
-    """How long a copy that no record names is kept (replication.removed_copy_grace)."""
+    record_watcher: RecordWatcher
+    """The inbox of this node's controller."""
+    damage_listener: DamageListener
+    """Gets rows that could not be sent to a follower."""
+    on_fatal: Callable[[Exception], None]
+    """Ends the process."""
 
 
 class Runtime:
@@ -83,21 +81,15 @@ class Runtime:
     def __init__(
         self,
         settings: RuntimeSettings,
+        data: NodeData,
+        reports: RuntimeReports,
         *,
-        store: Store,
-        replog: Replog,
         metastore: Metastore,
-        identity: NodeIdentity,
         registrar: Registrar,
         links: Links,
         time: TimeSource,
-        options_of: Callable[[str], ReplicaOptions],
-        damage_listener: DamageListener,
-        record_watcher: RecordWatcher,
-        on_fatal: Callable[[Exception], None],
     ) -> None:
-        """`options_of` returns the options of new replicas of a bucket type; `damage_listener` gets rows that could not
-        be sent to a follower; `record_watcher` is the inbox of this node's controller; `on_fatal` ends the process."""
+        store, replog = data.store, data.replog
         self.node, self.cluster_uuid = settings.node, settings.cluster_uuid
         self.store = store
         self.replog = replog
@@ -107,22 +99,13 @@ class Runtime:
         self.partitions: dict[int, Partition] = {}
         self.listeners = ApplyListeners()
         self.latency = ReplicationLatency()
-        self._record_watcher = record_watcher
-        self._on_fatal = on_fatal
+        self._record_watcher = reports.record_watcher
+        self._on_fatal = reports.on_fatal
         self._loop = asyncio.get_running_loop()
         self._registrar = registrar
         self._disk_full = DiskFullPolicy(replog, store)
-        self._storage = Storage(
-            store,
-            replog,
-            self.partitions,
-            self,
-            self._disk_full,
-            window_bytes=settings.window_bytes,
-            entry_limit_bytes=settings.entry_limit_bytes,
-            checkpoint_interval_ms=settings.checkpoint_interval_ms,
-        )
-        self._metastore_effects = MetastoreEffects(identity, metastore, registrar, self)
+        self._storage = Storage(store, replog, self.partitions, self, self._disk_full, settings)
+        self._metastore_effects = MetastoreEffects(data.identity, metastore, registrar, self)
         self._sender = ReplicationSender(links, replog, time, self)
         self.rounds = Rounds()
         self._streams = PairStreams(
@@ -139,22 +122,13 @@ class Runtime:
         self._receiver = ReplicationReceiver(
             self.partitions, replog, self._storage, self._disk_full, self._streams, self
         )
-        self._transfer_sender = TransferSender(links, store, time, self, damage_listener)
+        self._transfer_sender = TransferSender(links, store, time, self, reports.damage_listener)
         self._transfer_receiver = TransferReceiver(store, self._storage, time, self)
         self._replicas = ReplicaManager(
-            node=settings.node,
-            cluster_uuid=settings.cluster_uuid,
-            options_of=options_of,
-            partitions=self.partitions,
-            identity=identity,
-            metastore=metastore,
-            registrar=registrar,
-            replog=replog,
-            store=store,
-            storage=self._storage,
+            LocalCopies(self.node, self.partitions, data, registrar, self._storage, self),
+            settings,
+            metastore,
             in_flight=(self._metastore_effects, self._transfer_receiver, self._transfer_sender),
-            removed_grace_ms=settings.removed_grace_ms,
-            events=self,
         )
         self._ticks = TickTimer(self.partitions, time, self)
         self._rollback_alarm = RollbackAlarm()

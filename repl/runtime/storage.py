@@ -21,6 +21,7 @@ from isthmus.repl.model.errors import IsthmusError, LocalFault, OutOfStorage, Ov
 from isthmus.repl.replog.port import EncodedRun, EpochTable, Replog
 from isthmus.repl.runtime.applier import Applier, ApplyJob, Checkpointer, call_threadsafe
 from isthmus.repl.runtime.disk_full import DiskFullPolicy
+from isthmus.repl.runtime.node_data import RuntimeSettings
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.replay import LogReplay
 from isthmus.repl.runtime.unapplied import MemoryWindow, wire_bytes
@@ -53,10 +54,7 @@ class StorageEvents(Protocol):
 
 
 class Storage:
-    """Log, applier and checkpointer of one node. All methods but `close` belong to the event loop.
-
-    `entry_limit_bytes` is the longest entry that can be sent to another node.
-    """
+    """Log, applier and checkpointer of one node. All methods but `close` belong to the event loop."""
 
     def __init__(
         self,
@@ -65,10 +63,7 @@ class Storage:
         partitions: Mapping[int, Partition],
         events: StorageEvents,
         disk_full: DiskFullPolicy,
-        *,
-        window_bytes: int,
-        entry_limit_bytes: int,
-        checkpoint_interval_ms: int,
+        settings: RuntimeSettings,
     ) -> None:
         self._store = store
         store.before_floors = replog.sync
@@ -76,12 +71,12 @@ class Storage:
         self._partitions = partitions
         self._events = events
         self._disk_full = disk_full
-        self._entry_limit_bytes = entry_limit_bytes
+        self._entry_limit_bytes = settings.entry_limit_bytes
         self._loop = asyncio.get_running_loop()
         self._jobs: list[ApplyJob] = []
         self._applier = Applier(store, replog, self, self._loop)
-        self._checkpointer = Checkpointer(store, replog, self, checkpoint_interval_ms)
-        self.window = MemoryWindow(window_bytes)
+        self._checkpointer = Checkpointer(store, replog, self, settings.checkpoint_interval_ms)
+        self.window = MemoryWindow(settings.window_bytes)
         self.replay = LogReplay(store, self._fail_threadsafe)
         self.pins: Mapping[int, int] = {}
         """Partition -> offset from which a follower needs the log. Replaced as a whole: the checkpointer's thread reads

@@ -31,9 +31,10 @@ from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.replog.log import FileLog
 from isthmus.repl.runtime.handover import LeadershipTransfer
+from isthmus.repl.runtime.node_data import NodeData, RuntimeSettings
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.registration import Registrar, verify_local_replicas
-from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
+from isthmus.repl.runtime.runtime import Runtime, RuntimeReports
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from tests.support.controller_cluster import NO_BALANCING
@@ -189,18 +190,21 @@ async def run_node(
     template = Registration(node, 0, True, cluster_address=f"{node}:1", id=number)
     registrar = Registrar(metastore, identity, template, links)
     runtime = Runtime(
-        RuntimeSettings(node, UUID, window_bytes, 3_000_000, checkpoint_interval_ms, removed_grace_ms),
-        store=store,
-        replog=replog,
+        RuntimeSettings(
+            node,
+            UUID,
+            window_bytes,
+            3_000_000,
+            checkpoint_interval_ms,
+            removed_grace_ms,
+            lambda _bucket_type: options or ReplicaOptions(),
+        ),
+        NodeData(identity, store, replog),
+        RuntimeReports(inbox, damaged, failures.append),
         metastore=metastore,
-        identity=identity,
         registrar=registrar,
         links=links,
         time=SystemTime(),
-        options_of=lambda _bucket_type: options or ReplicaOptions(),
-        damage_listener=damaged,
-        record_watcher=inbox,
-        on_fatal=failures.append,
     )
     pool = ThreadPoolExecutor(1)
     coordinator = Coordinator(
