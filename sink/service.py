@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -29,6 +30,7 @@ from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocum
 from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady, OutcomeUnknown, Overloaded
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import KeyValue, TimeSource
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink import discovery, limits, peers, suspensions
@@ -103,33 +105,42 @@ class SourceAccess(Protocol):
         """Certificates and token for a peer. Raises IsthmusError, OSError when they cannot be read."""
 
 
+@dataclass(frozen=True)
+class SinkPorts:
+    """The ports by which the sink uses its node, and what it keeps there."""
+
+    kv: KeyValue
+    metastore: Metastore
+    letters: DeadLetters
+    conflicts: Conflicts
+    credentials: SourceAccess
+    cluster: SinkNodes
+    time: TimeSource
+    clocks: ClockOffsets
+    """Those of peers, by address."""
+
+
 class Sink:
     """The sink of one node. Belongs to the event loop."""
 
     def __init__(
         self,
         settings: SinkSettings,
+        this: ThisNode,
+        ports: SinkPorts,
         *,
-        kv: KeyValue,
-        cluster_uuid: bytes,
-        cluster_name: str,
-        node_name: str,
-        metastore: Metastore,
-        time: TimeSource,
-        letters: DeadLetters,
-        conflicts: Conflicts,
-        credentials: SourceAccess,
-        cluster: SinkNodes,
-        clocks: ClockOffsets,
-        traces: SinkTraces | None = None,
-        counters: CounterExchange | None = None,
+        traces: SinkTraces | None,
+        counters: CounterExchange | None,
     ) -> None:
+        """`traces` None: traces are off. `counters` None: no counters are exchanged."""
+        kv, time, letters, conflicts = ports.kv, ports.time, ports.letters, ports.conflicts
+        credentials, cluster, metastore = ports.credentials, ports.cluster, ports.metastore
         self._settings = settings
         self._kv = kv
         self._time = time
         self._letters = letters
         self._conflicts = conflicts
-        self._node = node_name
+        self._node = this.name
         self._cluster = cluster
         self._credentials = credentials
         self._seeds = {LinkName(p.queue, p.url): Seed(p.cluster, credentials.access_to(p)) for p in settings.peers}
@@ -139,7 +150,7 @@ class Sink:
         """Peers that an operator has added and this node cannot fetch from, with the reason."""
         self._sources: dict[tuple[bytes, str], SourceCounters] = {}
         self._stopping = asyncio.Event()
-        self._local = LocalCluster(cluster_uuid, cluster_name)
+        self._local = LocalCluster(this.cluster_uuid, this.cluster)
         default = (
             settings.workers,
             settings.peer_limit_count,
@@ -150,10 +161,10 @@ class Sink:
         self._effective_limits = self._default_limits
         self._pool = WorkerPool(
             settings,
-            SinkContext(kv, time, letters, conflicts, self, self._stopping, clocks, traces, counters),
+            SinkContext(kv, time, letters, conflicts, self, self._stopping, ports.clocks, traces, counters),
             self._local,
             seeds=self._seeds,
-            node=node_name,
+            node=this.name,
             incarnation=machine().random_bytes(8),
             rates=Rates(settings.rate_limit_bytes, settings.object_rate_limit_count),
             cluster=cluster,

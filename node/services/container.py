@@ -113,7 +113,7 @@ from isthmus.sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.counter_exchange import CounterExchange
 from isthmus.sink.dead_letters import FILE_NAME, DeadLetters
-from isthmus.sink.service import Sink
+from isthmus.sink.service import Sink, SinkPorts
 from isthmus.sink.traces import SinkTraces
 
 READ_THREADS: Final = 2
@@ -344,21 +344,20 @@ class NodeServices:
             differences=ComparedDifferences(self.fullsync.scheduler),
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
+        letters_limits = settings.sink.dead_letters_count, settings.sink.dead_letters_bytes
         self.sink = Sink(
             settings.sink,
-            kv=self.coordinator,
-            cluster_uuid=self.cluster_uuid,
-            cluster_name=settings.node.cluster,
-            node_name=settings.node.name,
-            metastore=metastore,
-            time=self.time,
-            letters=DeadLetters(
-                settings.node.data_dir / FILE_NAME, settings.sink.dead_letters_count, settings.sink.dead_letters_bytes
+            this,
+            SinkPorts(
+                kv=self.coordinator,
+                metastore=metastore,
+                letters=DeadLetters(settings.node.data_dir / FILE_NAME, *letters_limits),
+                conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
+                credentials=self.credentials,
+                cluster=facts,
+                time=self.time,
+                clocks=self.clocks.peers,
             ),
-            conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
-            credentials=self.credentials,
-            cluster=facts,
-            clocks=self.clocks.peers,
             traces=None if self.traces is None else self.traces.sink,
             counters=CounterExchange(
                 self.witness.held_counters,

@@ -24,10 +24,11 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Object, decode_object, encode_object, merge
 from isthmus.repl.model.requests import MergedWith, PushItem, PushOutcome, PushResult
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.model.vclock import encode_clock
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetters
-from isthmus.sink.service import Sink
+from isthmus.sink.service import Sink, SinkPorts
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.memory_metastore import MemoryMetastore
 from tests.support.queue_node import QueueNode
@@ -213,20 +214,22 @@ class SinkPair:
         folder.mkdir(exist_ok=True)
         sink = Sink(
             settings,
-            kv=self.cluster if kv is None else kv,  # type: ignore[arg-type]
-            cluster_uuid=uuid,
-            cluster_name="west",
-            node_name=node_name,
-            metastore=self.metastore,
-            time=self.source.clock,
-            letters=DeadLetters(folder / "letters.sqlite", 3, 1_000),
-            clocks=ClockOffsets("peer", self.source.clock),
-            conflicts=Conflicts(folder / "conflicts.sqlite", 3),
-            credentials=OpenPeers(),
-            cluster=facts
-            or FakeClusterFacts(
-                nodes=nodes, types=lambda: None if self.cluster.types is None else frozenset(self.cluster.types)
+            ThisNode(node_name, "west", uuid),
+            SinkPorts(
+                kv=self.cluster if kv is None else kv,  # type: ignore[arg-type]
+                metastore=self.metastore,
+                letters=DeadLetters(folder / "letters.sqlite", 3, 1_000),
+                conflicts=Conflicts(folder / "conflicts.sqlite", 3),
+                credentials=OpenPeers(),
+                cluster=facts
+                or FakeClusterFacts(
+                    nodes=nodes, types=lambda: None if self.cluster.types is None else frozenset(self.cluster.types)
+                ),
+                time=self.source.clock,
+                clocks=ClockOffsets("peer", self.source.clock),
             ),
+            traces=None,
+            counters=None,
         )
         self.sinks.append(sink)
         if start:

@@ -24,11 +24,12 @@ from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushOutcome
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.property_digests import ScopeDigests, scope_digest
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.limits import SinkLimits
-from isthmus.sink.service import Sink
+from isthmus.sink.service import Sink, SinkPorts
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.queue_listings import listed_queues
 from tests.support.queue_source import OURS, SINK, THIRD
@@ -142,17 +143,19 @@ async def sink_of(
     )  # fmt: skip
     sink = Sink(
         settings,
-        kv=pair.cluster,  # type: ignore[arg-type]
-        cluster_uuid=SINK,
-        cluster_name="west",
-        node_name="w1",
-        metastore=pair.metastore,
-        time=pair.source.clock,
-        letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
-        clocks=ClockOffsets("peer", pair.source.clock),
-        conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
-        credentials=OpenPeers(),
-        cluster=FakeClusterFacts(digests=properties or {}, scopes=scopes),
+        ThisNode("w1", "west", SINK),
+        SinkPorts(
+            kv=pair.cluster,  # type: ignore[arg-type]
+            metastore=pair.metastore,
+            letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
+            conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
+            credentials=OpenPeers(),
+            cluster=FakeClusterFacts(digests=properties or {}, scopes=scopes),
+            time=pair.source.clock,
+            clocks=ClockOffsets("peer", pair.source.clock),
+        ),
+        traces=None,
+        counters=None,
     )
     pair.sinks.append(sink)
     await sink.start()

@@ -21,9 +21,10 @@ from isthmus.repl.clock import SystemTime
 from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetter, DeadLetters
-from isthmus.sink.service import Sink
+from isthmus.sink.service import Sink, SinkPorts
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.memory_metastore import MemoryMetastore
 from tests.support.query_wires import QueryWires
@@ -55,12 +56,21 @@ class LetterNode:
         self.letters = DeadLetters(folder / f"{name}.sqlite", 100, 1_000)
         self.letters.add([letter(key) for key in keys])
         self.sink = Sink(
-            SinkSettings(), kv=self.cluster,  # type: ignore[arg-type]
-            cluster_uuid=WEST, cluster_name="west", node_name=name, metastore=MemoryMetastore(), time=SystemTime(),
-            clocks=ClockOffsets("peer", SystemTime()), letters=self.letters,
-            conflicts=Conflicts(folder / f"{name}-conflicts.sqlite", 3),
-            credentials=OpenPeers(), cluster=FakeClusterFacts(),
-        )  # fmt: skip
+            SinkSettings(),
+            ThisNode(name, "west", WEST),
+            SinkPorts(
+                kv=self.cluster,  # type: ignore[arg-type]
+                metastore=MemoryMetastore(),
+                letters=self.letters,
+                conflicts=Conflicts(folder / f"{name}-conflicts.sqlite", 3),
+                credentials=OpenPeers(),
+                cluster=FakeClusterFacts(),
+                time=SystemTime(),
+                clocks=ClockOffsets("peer", SystemTime()),
+            ),
+            traces=None,
+            counters=None,
+        )
         self.query = ClusterQuery(name, QueryWires({}))
         self.query.serve(DEAD_LETTERS, DeadLetterResponder(self.sink))
         self.query.serve(SINK, SinkResponder(self.sink, name))
