@@ -44,7 +44,7 @@ from isthmus.config.text import quantity
 from isthmus.node.admin_api import live
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.client_api import application
-from isthmus.node.client_api.application import ClientApi
+from isthmus.node.client_api.application import ClientApi, ClientPorts
 from isthmus.node.client_api.cluster_routes import add_cluster_routes
 from isthmus.node.client_api.members import add_members
 from isthmus.node.client_api.properties import PropertyRoutes
@@ -401,15 +401,17 @@ class Node:
         self._audit = AuditTrail(name, services.audit, self._time, guards["admin"])
         client_audit = AuditTrail(name, services.audit, self._time, guards["http"])
         self.client_api = ClientApi(
-            services.coordinator,
-            services.queues,
-            services.queue_acts,
-            limits=settings.limits,
-            time=self._time,
-            riak_info=RiakView(services),
-            status=self,
+            ClientPorts(
+                kv=services.coordinator,
+                queues=services.queues,
+                acts=services.queue_acts,
+                riak_info=RiakView(services),
+                status=self,
+                time=self._time,
+                addresses=services.client_routes,
+            ),
+            settings.limits,
             certified_sinks=self._credentials.certified_sinks,
-            addresses=services.client_routes,
             traces=None if services.traces is None else services.traces.writes,
             access=AccessControl(guards["http"], client_audit),
             durations=services.client_durations,
@@ -417,13 +419,11 @@ class Node:
         add_members(self.client_api, services.membership)
         add_cluster_routes(self.client_api, services.client_routes)
         PropertyRoutes(services.properties, self.client_api)
-        cluster, cluster_name = services.cluster_uuid, settings.node.cluster
         TreeRoutes(
             services.fullsync.cluster_trees,
             services.repairs,
             self.client_api,
-            cluster=cluster,
-            cluster_name=cluster_name,
+            services.this,
             wall_ms=self._time.wall_ms,
         )
         RowRoutes(
@@ -433,11 +433,10 @@ class Node:
             services.coordinator,
             settings.limits,
             self.client_api,
-            cluster=cluster,
-            cluster_name=cluster_name,
+            services.this,
         )
         self.admin_api = AdminApi(services, self, AccessControl(guards["admin"], self._audit))
-        Dashboard(self.admin_api, guards["admin"], cluster_name, name)
+        Dashboard(self.admin_api, guards["admin"], settings.node.cluster, name)
         services.query.serve(SUPPORT, SupportResponder(settings, self._credentials, logs.lines, self.exposition))
         self.metrics = Metrics(
             [

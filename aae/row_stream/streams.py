@@ -35,6 +35,7 @@ from isthmus.aae.trees.throttle import TreeThrottle
 from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotLeader, NotReady, Overloaded
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.store.port import AppliedPosition, Snapshot, Store
 from isthmus.repl.store.rows import bucket_head, segment_name
 from isthmus.repl.telemetry import Family, Sample
@@ -101,16 +102,13 @@ class RowStreams:
     def __init__(
         self,
         store: Store,
-        *,
-        cluster: bytes,
-        cluster_name: str,
-        node: str,
+        this: ThisNode,
         replicas: StreamReplicas,
     ) -> None:
         self._store = store
-        self._cluster = cluster
-        self._cluster_name = cluster_name
-        self._node = node
+        self._cluster = this.cluster_uuid
+        self._cluster_name = this.cluster
+        self._node = this.name
         self._replicas = replicas
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._estimating = ThreadPoolExecutor(1, thread_name_prefix="rows-estimates")

@@ -7,6 +7,7 @@ nearly all requests are theirs.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from isthmus.config.settings import LimitSettings
@@ -65,36 +66,44 @@ class QueueOperations(ReferencePushes, QueueObjects, Protocol):
     """Operations on source queues beside fetches (`queues.admin.QueueActs`)."""
 
 
+@dataclass(frozen=True)
+class ClientPorts:
+    """The ports by which the client API uses its node."""
+
+    kv: ObjectStore
+    queues: QueueFetches
+    acts: QueueOperations
+    riak_info: RiakInfo
+    status: NodeStatus
+    time: TimeSource
+    addresses: ClientAddresses = NO_ADDRESSES
+    """Of the nodes that answers name as leaders."""
+
+
 class ClientApi(HttpApplication):
-    """The application behind the `http` listener. `certified_sinks` as in
-    `queue_fetch.QueueRoutes`; `addresses` of the nodes that answers name as leaders."""
+    """The application behind the `http` listener. `certified_sinks` as in `queue_fetch.QueueRoutes`."""
 
     def __init__(
         self,
-        kv: ObjectStore,
-        queues: QueueFetches,
-        acts: QueueOperations,
-        *,
+        ports: ClientPorts,
         limits: LimitSettings,
-        time: TimeSource,
-        riak_info: RiakInfo,
-        status: NodeStatus,
+        *,
         certified_sinks: bool = False,
-        addresses: ClientAddresses = NO_ADDRESSES,
         traces: RequestTraces | None = None,
         access: AccessControl = EVERYBODY,
         durations: RequestDurations | None = None,
     ) -> None:
         super().__init__(access, durations)
-        self._addresses = addresses
-        self._objects = ObjectRoutes(kv, limits, time, self, addresses, traces)
+        kv, acts, riak_info = ports.kv, ports.acts, ports.riak_info
+        self._addresses = ports.addresses
+        self._objects = ObjectRoutes(kv, limits, ports.time, self, ports.addresses, traces)
         self._listings = ListingRoutes(kv, limits.listings, self)
         LegacyPaths(self._listings, self)
         RiakInfoRoutes(riak_info, self, key_limit_bytes=limits.key_bytes)
-        self._batch = BatchRoutes(kv, limits, self, addresses)
-        self._queues = QueueRoutes(queues, acts, self, certified=certified_sinks)
+        self._batch = BatchRoutes(kv, limits, self, ports.addresses)
+        self._queues = QueueRoutes(ports.queues, acts, self, certified=certified_sinks)
         QueuePushes(acts, riak_info, self, key_limit_bytes=limits.key_bytes)
-        add_health(self.router, status)
+        add_health(self.router, ports.status)
         add_openapi(self, "Isthmus: keys and values", program_version(), objects=True)
 
     def refusal(self, error: IsthmusError) -> Reply:

@@ -22,6 +22,7 @@ from isthmus.repl.model.errors import BadInput, Overloaded, TooLarge
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.ports import KeyValue
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
+from isthmus.repl.model.this_node import ThisNode
 
 PUSHES_MAX: Final = 4
 """Requests of POST /batch/push under way at once: bulk writers wait, clients' writes do not."""
@@ -46,7 +47,7 @@ class QueuePositions(Protocol):
 
 
 class RowRoutes:
-    """The routes of batch jobs. `cluster` is this cluster's uuid."""
+    """The routes of batch jobs."""
 
     def __init__(
         self,
@@ -56,17 +57,15 @@ class RowRoutes:
         kv: KeyValue,
         limits: LimitSettings,
         api: HttpApplication,
-        *,
-        cluster: bytes,
-        cluster_name: str,
+        this: ThisNode,
     ) -> None:
         self._streams = streams
         self._plan = plan
         self._positions = positions
         self._kv = kv
         self._limits = limits
-        self._cluster = cluster
-        self._name = cluster_name
+        self._cluster = this.cluster_uuid
+        self._name = this.cluster
         self.pushes = 0
         api.router.add("POST", wire.ROWS_PATH, self._rows)
         api.router.add("POST", wire.CHANGES_PATH, self._changes)

@@ -17,6 +17,7 @@ from isthmus.node.http.application import MSGPACK, HttpApplication, Request
 from isthmus.node.http.responses import Headers, Reply
 from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.keys import Key
+from isthmus.repl.model.this_node import ThisNode
 
 QUESTIONS_MAX: Final = 8
 """Requests answered at once: an exchange sends one at a time, and each may hold some 10 MB."""
@@ -32,15 +33,14 @@ class TreeRoutes:
         trees: ClusterTrees,
         repairs: Repairs,
         api: HttpApplication,
+        this: ThisNode,
         *,
-        cluster: bytes,
-        cluster_name: str,
         wall_ms: Callable[[], int],
     ) -> None:
         self._trees = trees
         self._repairs = repairs
-        self._cluster = cluster
-        self._name = cluster_name
+        self._cluster = this.cluster_uuid
+        self._name = this.cluster
         self._wall_ms = wall_ms
         self.running = 0
         for path, handler in zip(wire.PATHS, (self._roots, self._leaves, self._clocks, self._repair), strict=True):

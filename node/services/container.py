@@ -188,7 +188,7 @@ class NodeServices:
         self._session = resources.session
         metastore, identity = resources.metastore, resources.identity
         name = settings.node.name
-        this = ThisNode(name, settings.node.cluster, self.cluster_uuid)
+        this = self.this = ThisNode(name, settings.node.cluster, self.cluster_uuid)
         address = published(resources.cluster_socket, settings.listen.cluster, settings.listen.advertise)
         damaged = DamagedRows()
         rpc = RpcRegistry()
@@ -370,13 +370,7 @@ class NodeServices:
             self.fullsync, self.queue_coverage, name, self.time, self.sink.source_filters
         )
         self.folding = self._build_folding(damaged)
-        self.row_streams = RowStreams(
-            self.store,
-            cluster=self.cluster_uuid,
-            cluster_name=settings.node.cluster,
-            node=name,
-            replicas=self.replicas,
-        )
+        self.row_streams = RowStreams(self.store, this, self.replicas)
         self.row_plan = RowPlan(
             self.row_streams,
             node=name,
@@ -386,7 +380,6 @@ class NodeServices:
         )
         self.key_explainer = KeyExplainer(
             runtime=self.runtime,
-            store=self.store,
             routes=self.coordinator.routes,
             acts=self.queue_acts,
             reaper=self.reaper,

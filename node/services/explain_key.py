@@ -36,7 +36,7 @@ from isthmus.repl.model.vclock import (
 )
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
-from isthmus.repl.store.port import Change, DamagedChange, Store
+from isthmus.repl.store.port import Change, DamagedChange
 from isthmus.sink.service import Sink
 
 log = structlog.get_logger(__name__)
@@ -55,7 +55,6 @@ class KeyExplainer:
         self,
         *,
         runtime: Runtime,
-        store: Store,
         routes: RoutingTable,
         acts: QueueActs,
         reaper: Reaper,
@@ -64,7 +63,7 @@ class KeyExplainer:
         sink: Sink,
     ) -> None:
         self._runtime = runtime
-        self._store = store
+        self._store = runtime.store
         self._routes = routes
         self._acts = acts
         self._reaper = reaper

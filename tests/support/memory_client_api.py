@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
-from isthmus.node.client_api.application import ClientApi
+from isthmus.node.client_api.application import ClientApi, ClientPorts
 from isthmus.node.client_api.cluster_routes import add_cluster_routes
 from isthmus.node.http.listener import Listener
 from isthmus.queues.long_poll import Until
@@ -392,14 +392,8 @@ class ClientApiFixture:
 def make_client_api(limits: LimitSettings | None = None) -> ClientApiFixture:
     kv, queue, status = MemoryCluster(), MemoryQueue(), FakeNodeStatus()
     app = ClientApi(
-        kv,
-        queue,
-        queue,
-        limits=limits or LimitSettings(),
-        time=FixedTime(),
-        riak_info=FakeRiakInfo(),
-        status=status,
-        addresses=FakeAddresses(),
+        ClientPorts(kv, queue, queue, FakeRiakInfo(), status, FixedTime(), FakeAddresses()),
+        limits or LimitSettings(),
     )
     routes = FakeRoutes()
     add_cluster_routes(app, routes)

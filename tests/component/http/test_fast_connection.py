@@ -11,7 +11,7 @@ from binascii import b2a_base64
 import pytest
 
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
-from isthmus.node.client_api.application import ClientApi
+from isthmus.node.client_api.application import ClientApi, ClientPorts
 from isthmus.node.http.application import SMALL_BODY_BYTES
 from isthmus.node.http.connection import KEEP_ALIVE_S
 from isthmus.node.http.fast_connection import PlainAnswer, StartedWrite, read_whole
@@ -534,9 +534,7 @@ async def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_conf
     leader, for the confirmation of a read, and for at most the client's time-out."""
 
     async with cluster(("n1", "n2", None, "n1")) as c:
-        app = ClientApi(
-            c.coordinators["n1"], None, None, limits=LimitSettings(), time=FixedTime(), riak_info=None, status=None,
-        )  # fmt: skip
+        app = ClientApi(ClientPorts(c.coordinators["n1"], None, None, None, None, FixedTime()), LimitSettings())
         settings = ListenSettings(http=Address("127.0.0.1", 0))
         listener = Listener("http", settings.http, settings)
         await listener.start(app)

@@ -12,6 +12,7 @@ import structlog
 from isthmus.aae.row_stream.plan import METHOD, PartitionRange, ReplicaStatus, RowPlan, _decode
 from isthmus.aae.row_stream.streams import LocalReplica, RowStreams
 from isthmus.repl.model.errors import CodecError, OutcomeUnknown
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.store.port import AppliedPosition
 from isthmus.repl.unforeseen import unforeseen
 
@@ -54,7 +55,7 @@ class FaultyNode:
 
     def __init__(self) -> None:
         self.broken: set[object] = set()
-        streams = RowStreams(self, cluster=bytes(16), cluster_name="east", node="n1", replicas=self)  # type: ignore[arg-type]
+        streams = RowStreams(self, ThisNode("n1", "east", bytes(16)), self)  # type: ignore[arg-type]
         self.transfers = self
         self.row_plan = RowPlan(streams, node="n1", replicas=self, layout=self, rpc=self)  # type: ignore[arg-type]
         self.close = streams._estimating.shutdown

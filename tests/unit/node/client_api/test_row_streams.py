@@ -10,6 +10,7 @@ import pytest
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.row_streams import PUSHES_MAX, RowRoutes
 from isthmus.repl.model.objects import Content, encode_object, write
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.model.vclock import EMPTY, actor_of
 
 UUID = b"\x01" * 16
@@ -20,9 +21,8 @@ def pushes(client_api: Any, **limits: int) -> RowRoutes:
     """The routes, beside the others of an application."""
     nobody: Any = None
     return RowRoutes(
-        nobody, nobody, nobody, client_api.kv, LimitSettings(**limits), client_api.app,
-        cluster=UUID, cluster_name="east",
-    )  # fmt: skip
+        nobody, nobody, nobody, client_api.kv, LimitSettings(**limits), client_api.app, ThisNode("n1", "east", UUID)
+    )
 
 
 def test_each_item_of_a_push_has_its_outcome(client_api: Any) -> None:

@@ -10,6 +10,7 @@ from isthmus.aae.exchange import wire
 from isthmus.aae.exchange.wire import RepairRequest
 from isthmus.node.client_api.trees import TreeRoutes
 from isthmus.repl.model.keys import Key
+from isthmus.repl.model.this_node import ThisNode
 
 
 class FakeRepairs:
@@ -35,7 +36,7 @@ async def test_a_request_to_repair_recalls_the_tombstones_of_reaped_keys_first()
     repairs, handlers = FakeRepairs(), {}
     router = SimpleNamespace(add=lambda _method, path, handler: handlers.__setitem__(path, handler))
     api: Any = SimpleNamespace(router=router)
-    TreeRoutes(SimpleNamespace(), repairs, api, cluster=b"c" * 16, cluster_name="west", wall_ms=lambda: 0)  # type: ignore[arg-type]
+    TreeRoutes(SimpleNamespace(), repairs, api, ThisNode("n1", "west", b"c" * 16), wall_ms=lambda: 0)  # type: ignore[arg-type]
     asked = RepairRequest("to-east", b"default", ((b"b", b"reaped"), (b"b", b"here")))
 
     async def body(_limit_bytes: int, _what: str) -> bytes:

@@ -26,6 +26,7 @@ from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.nouns.requests import AuditedRequest, DryRun
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.security.tls import NodeName
 from tests.support.memory_audit_log import MemoryAuditLog
 from tests.support.memory_client_api import ClientApiFixture
@@ -303,12 +304,15 @@ async def test_an_act_without_a_request_is_recorded() -> None:
     assert (failed["outcome"], failed["error"]) == ("unknown", "n1.toml: no such file")
 
 
+THIS = ThisNode("n", "c", b"")
+
+
 def all_routes(client_api: ClientApi) -> dict[str, HttpApplication]:
     """Both applications with all routes of a node."""
     nothing: Any = SimpleNamespace(object_bytes=1, key_bytes=1, batch_items=1, batch_bytes=1)
     PropertyRoutes(nothing, client_api)
-    TreeRoutes(nothing, nothing, client_api, cluster=b"", cluster_name="", wall_ms=lambda: 0)
-    RowRoutes(nothing, nothing, nothing, nothing, nothing, client_api, cluster=b"", cluster_name="")
+    TreeRoutes(nothing, nothing, client_api, THIS, wall_ms=lambda: 0)
+    RowRoutes(nothing, nothing, nothing, nothing, nothing, client_api, THIS)
     admin_api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
     Dashboard(admin_api, None, "c", "n")
     return {"admin": admin_api, "http": client_api}

@@ -53,6 +53,7 @@ class Followers:
 
     def __init__(self, answer: str) -> None:
         self.partitions = {1: SimpleNamespace(replica=SimpleNamespace(ready=True))}
+        self.store = SimpleNamespace(key_row=lambda *_: None, reaped_clocks=lambda _: {})
         self._answer = answer
 
     def committed(self, _partition: object) -> asyncio.Future[None]:
@@ -78,12 +79,9 @@ async def test_a_leader_that_is_cut_off_explains_nothing(
         comparisons_of=lambda _: [],
         dead_letters_of=lambda _: asyncio.sleep(0, []),
         explain=lambda *_: {"queues": [], "lower": []},
-        key_row=lambda *_: None,
-        reaped_clocks=lambda _: {},
     )
     explainer = KeyExplainer(
         runtime=Followers(answer),  # type: ignore[arg-type]
-        store=nothing,
         routes=nothing,
         acts=nothing,
         reaper=nothing,

@@ -36,6 +36,7 @@ from isthmus.repl.model.entry import encode_key_row as row_of
 from isthmus.repl.model.errors import BadInput, CodecError, NotLeader, NotReady, Overloaded
 from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
 from isthmus.repl.model.objects import Object, Sibling, encode_with_summary
+from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
@@ -104,7 +105,7 @@ def streams_of(store: LevelStore, *, whole: bool = True, leads: bool = True) -> 
     """Streams of the one partition, which has all segments."""
 
     replica = LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), leads, whole)
-    return RowStreams(store, cluster=CLUSTER, cluster_name="east", node="n1", replicas=OneReplica(replica))
+    return RowStreams(store, ThisNode("n1", "east", CLUSTER), OneReplica(replica))
 
 
 def asked(**other: Any) -> RowsRequest:
