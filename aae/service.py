@@ -28,7 +28,7 @@ from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps
 from isthmus.aae.scheduling.history import FullSyncHistory
 from isthmus.aae.scheduling.operator_documents import OperatorDocuments
 from isthmus.aae.scheduling.proofs import TreeProofs
-from isthmus.aae.scheduling.scheduler import Checkers, CheckScheduler
+from isthmus.aae.scheduling.scheduler import CheckCluster, Checkers, CheckScheduler
 from isthmus.aae.scrub.replica_agreement import ReplicaTreeCheck
 from isthmus.aae.scrub.row_audit import Scrubber
 from isthmus.aae.scrub.row_repair import ForeignObjects, RowRepair, fetch_foreign_objects
@@ -167,14 +167,11 @@ class FullSync:
         self.cluster_trees = ClusterTrees(self.local_trees, cluster.members, cluster.rpc)
         self.scheduler = CheckScheduler(
             config.peers,
-            node=config.node,
+            CheckCluster(config.node, cluster.members, cluster.queue_types, cluster.clocks.skew_ms),
             checkers=PeerCheckers(config, cluster, self.cluster_trees, machine().random()),
             history=FullSyncHistory(config.directory, time.wall_ms()),
             alarm=SchedulerAlarm(),
-            members=cluster.members,
-            queue_types=cluster.queue_types,
             proofs=TreeProofs(self.cluster_trees, cluster.gaps),
-            skew_ms=cluster.clocks.skew_ms,
             time=time,
         )
         self.row_repair = RowRepair(

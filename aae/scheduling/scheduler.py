@@ -145,33 +145,41 @@ class Checkers(Protocol):
         """The checker of a peer. Raises IsthmusError, such as for missing certificates."""
 
 
+@dataclass(frozen=True)
+class CheckCluster:
+    """This node's cluster, as the schedule of checks needs it."""
+
+    node: str
+    """The name of this node."""
+    members: Members
+    queue_types: QueueTypes
+    skew_ms: Callable[[Sequence[str]], int]
+    """`skew_ms(urls)`: how far a clock of this cluster, or of the one at `urls`, may be from this node's."""
+
+
 class CheckScheduler:
     """All methods run on the event loop."""
 
     def __init__(
         self,
         settings: Sequence[FullSyncSettings],
+        cluster: CheckCluster,
         *,
-        node: str,
         checkers: Checkers,
         history: FullSyncHistory,
         alarm: Alarm,
-        members: Members,
-        queue_types: QueueTypes,
         proofs: CheckProofs,
-        skew_ms: Callable[[Sequence[str]], int],
         time: TimeSource,
     ) -> None:
-        """`skew_ms(urls)`: how far a clock of this cluster, or of the one at `urls`, may be from this node's."""
         self._settings = settings
-        self._node = node
+        self._node = cluster.node
         self._checkers = checkers
         self._history = history
         self._alarm = alarm
-        self._members = members
-        self._queue_types = queue_types
+        self._members = cluster.members
+        self._queue_types = cluster.queue_types
         self._proofs = proofs
-        self._skew_ms = skew_ms
+        self._skew_ms = cluster.skew_ms
         self._time = time
         self._tasks: OrderedSet[asyncio.Task[Any]] = OrderedSet()
         self.peers: dict[str, PeerState] = {}

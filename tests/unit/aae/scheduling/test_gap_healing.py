@@ -32,7 +32,7 @@ from isthmus.aae.scheduling.gap_healing import (
 from isthmus.aae.scheduling.history import CheckResult, FullSyncHistory, PeerHistory
 from isthmus.aae.scheduling.proofs import Proof, ProvenOffset, QueueMarks
 from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, RANGE_AHEAD_MS, CheckKind, PeerScheduleState, TimeRange
-from isthmus.aae.scheduling.scheduler import CheckScheduler
+from isthmus.aae.scheduling.scheduler import CheckCluster, CheckScheduler
 from isthmus.config.settings import FullSyncSettings
 from tests.support.fullsync_fakes import FakeMembers, FakeProofs
 
@@ -206,14 +206,11 @@ def scheduler_of(
     """One that has begun."""
     scheduler = CheckScheduler(
         [settings],
-        node="n1",
+        CheckCluster("n1", FakeMembers(), FakeMembers(), skew_ms),
         checkers=SimpleNamespace(open=lambda _: checker),  # type: ignore[arg-type]
         history=FullSyncHistory(directory, START),
         alarm=FakeAlarm(),
-        members=FakeMembers(),
-        queue_types=FakeMembers(),
         proofs=proofs or FakeProofs(),
-        skew_ms=skew_ms,
         time=clock,
     )
     scheduler.start()

@@ -14,7 +14,7 @@ from isthmus.aae.scheduling.alarm import Alarm
 from isthmus.aae.scheduling.check import PeerChecker
 from isthmus.aae.scheduling.history import CheckResult, FullSyncHistory, PeerHistory
 from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
-from isthmus.aae.scheduling.scheduler import CheckScheduler
+from isthmus.aae.scheduling.scheduler import CheckCluster, CheckScheduler
 from isthmus.config.settings import FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
 from isthmus.node.nouns.fullsync import FullSyncOfNode
@@ -69,14 +69,11 @@ def manager_in(directory: Path) -> CheckScheduler:
     directory.mkdir(exist_ok=True)
     return CheckScheduler(
         [WEST],
-        node="n1",
+        CheckCluster("n1", FakeMembers(), FakeMembers(), lambda _: 0),
         checkers=SimpleNamespace(open=lambda _: IdleChecker()),  # type: ignore[arg-type]
         history=FullSyncHistory(directory, 0),
         alarm=SilentAlarm(),
-        members=FakeMembers(),
-        queue_types=FakeMembers(),
         proofs=FakeProofs(),
-        skew_ms=lambda _: 0,
         time=SystemTime(),
     )
 

@@ -27,7 +27,7 @@ from isthmus.aae.scheduling.history import NAMED_BYTES, DifferingKeys, FullSyncH
 from isthmus.aae.scheduling.last_comparison import ComparedDifferences, last_comparisons
 from isthmus.aae.scheduling.proofs import Proof, QueueMarks
 from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind, TimeRange, parse_window
-from isthmus.aae.scheduling.scheduler import Busy, CheckScheduler, UnknownPeer
+from isthmus.aae.scheduling.scheduler import Busy, CheckCluster, CheckScheduler, UnknownPeer
 from isthmus.config.settings import FullSyncSettings
 from isthmus.node.nouns.fullsync import FullSyncOfNode
 from isthmus.node.services.queue_coverage import Owner, Owners
@@ -137,14 +137,11 @@ class SchedulerFixture:
         self.members = FakeMembers(list(live))
         self.scheduler = CheckScheduler(
             settings,
-            node=node,
+            CheckCluster(node, self.members, self.members, lambda _: 0),
             checkers=self,
             history=self.history,
             alarm=self.alarm,
-            members=self.members,
-            queue_types=self.members,
             proofs=FakeProofs(),
-            skew_ms=lambda _: 0,
             time=self.clock,
         )
         self.scheduler.start()
