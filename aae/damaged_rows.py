@@ -15,7 +15,7 @@ SUSPECTS_MAX: Final = 256
 
 
 class DamagedRows:
-    """What waits for a check or a repair; a `repl.model.ports.DamageListener`. Belongs to the event loop."""
+    """Segments that wait for a check or a repair; a `repl.model.ports.DamageListener`. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._suspects: dict[tuple[int, int], None] = {}

@@ -8,7 +8,7 @@ decisions about its partition, and no others.
 
 Elections: `repl.controller.election`, with `log_positions` and `promotions`; new bucket types: `bucket_types`; options:
 `dynamic_options`; ordered changes of placement: `reassigner`; leaderships: `leader_balancer`; dead nodes: `suspicion`;
-what other parts of the node report: `inbox`.
+reports of other parts of the node: `inbox`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ClusterObserver(Protocol):
         """All registrations, by node."""
 
     def on_records(self, records: Mapping[int, PartitionRecord], unread: Collection[int], /) -> None:
-        """All readable partition records, by partition, and the partitions whose record is not readable."""
+        """All readable partition records, by partition, and the partitions of which no record could be read."""
 
 
 class ControllerLinks(RequestLinks, Protocol):

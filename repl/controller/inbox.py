@@ -1,4 +1,4 @@
-"""Inbox of a node's controller: what other parts of the node report to it.
+"""Inbox of a node's controller: reports of other parts of the node.
 
 Made before the controller, and before the links and the runtime, which report here.
 """
@@ -33,7 +33,7 @@ class ControllerAlarm:
         self._event.set()
 
     def clear(self) -> None:
-        """What was reported until now is looked at."""
+        """Forget what was reported until now: the controller looks at it."""
         self._event.clear()
 
     async def wait(self) -> None:
@@ -66,7 +66,7 @@ class PeerWatch:
 
 @dataclass(frozen=True)
 class ControllerInbox:
-    """All of it; a `repl.runtime.port.RecordWatcher`."""
+    """The whole inbox; a `repl.runtime.port.RecordWatcher`."""
 
     alarm: ControllerAlarm
     peers: PeerWatch

@@ -101,7 +101,7 @@ class Registrar:
         self._listeners: list[SessionListener] = []
 
     def watch(self, listener: SessionListener) -> None:
-        """Tell `listener` of each new session, and when another process has taken the name while the session lived."""
+        """Notify `listener` of each new session, and when another process took the name while the session lived."""
         self._listeners.append(listener)
 
     @property

@@ -60,7 +60,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class RuntimeReports:
-    """To whom a runtime reports what is not of its own concern."""
+    """The receivers of a runtime's reports."""
 
     record_watcher: RecordWatcher
     """The inbox of this node's controller."""
