@@ -13,11 +13,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from isthmus.config.text import quantity
 from isthmus.queues.counters_wire import ToldCounters
 from isthmus.queues.explain import explained, explained_bulk
 from isthmus.queues.gaps import QueueGap
-from isthmus.queues.lag import TIMEOUT_S, LagMemory
+from isthmus.queues.lag import LagMemory, LagReadings, QueueLag
 from isthmus.queues.object_reader import backfilled, sound_changes
 from isthmus.queues.queue_documents import (
     CLEARED,
@@ -113,6 +112,7 @@ class QueueActs:
         self._pool = pool
         self._witness = witness
         self._lag_memory = LagMemory()
+        self._lag_readings = LagReadings(self._read_lags)
 
     # ---------------------------------------------------------------- acts that hold on all nodes
 
@@ -352,31 +352,33 @@ class QueueActs:
             found += bulk.peek(count - len(found))
         return found
 
-    async def lags(self) -> list[dict[str, Any]]:
-        """Lag of every queue in the partitions led here: {"queue", "cluster", "uuid", "reason", "held", "partitions"},
-        see `queues.lag`; `held`: bucket type -> why changes of it alone wait. Values that take too long to read are
-        None, and the reason says so; seconds come first."""
+    async def lags(self, fresh_ms: int = 0) -> list[QueueLag]:
+        """Lag of every queue in the partitions led here, see `queues.lag`. Values that take too long to read are None,
+        and the reason says so; seconds come first. `fresh_ms`: numbers of a reading that began so long ago will do."""
+        return await self._lag_readings.read(fresh_ms)
+
+    async def stop_lags(self) -> None:
+        """End the readings of lags; the store is closed next."""
+        await self._lag_readings.stop()
+
+    async def _read_lags(self, by_s: float) -> list[QueueLag]:
+        """`by_s`: the loop's time at which what is not read stays unknown."""
         rows = []
-        by_s = asyncio.get_running_loop().time() + TIMEOUT_S
         queues = {name: self._queues.named(name) for name in self._queues.machines()}
         found = await self._lag_memory.read(queues, self._store, self._pool, self._queues.time.wall_ms(), by_s)
         for name, queue in queues.items():
             owner, shown = queue.stored.owner, found[name]
-            told = [reason(queue, self._queues.time.now_ms(), with_types=False)]
-            for count, what in ((shown.late, ""), (shown.uncounted, "keys and bytes of ")):
-                if count:
-                    partitions = quantity(count, "partition")
-                    told.append(f"{what}{partitions} could not be read within {TIMEOUT_S} s: the node is busy")
-            owned = (None, None) if owner is None or not owner.cluster else (owner.name, owner.cluster.hex())
+            owned = None if owner is None or not owner.cluster else owner
+            because = [reason(queue, self._queues.time.now_ms(), with_types=False), *shown.why_unread()]
             rows.append(
-                {
-                    "queue": name,
-                    "cluster": owned[0],
-                    "uuid": owned[1],
-                    "reason": "; ".join(filter(None, told)),
-                    "held": held_reasons(queue),
-                    "partitions": shown.partitions,
-                }
+                QueueLag(
+                    queue=name,
+                    cluster=None if owned is None else owned.name,
+                    uuid=None if owned is None else owned.cluster.hex(),
+                    reason="; ".join(filter(None, because)),
+                    held=held_reasons(queue),
+                    partitions=shown.partitions,
+                )
             )
         return rows
 

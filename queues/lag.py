@@ -6,15 +6,22 @@ None, never a guess. `node.services.replication_lag` combines the nodes of a clu
 
 Seconds of all queues are read first, then objects, then bytes, so that a queue with much to count takes no other one's
 seconds. A reading that runs out of time begins the next one with the queue at which it ended.
+
+There is one computation, and everything that shows a lag reads its answer: `isthmus lag`, `check lag`, `status`, the
+findings, `gaps`, positions of queues, the dashboard and `/metrics`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+import msgspec
+from msgspec import structs
+
+from isthmus.config.text import quantity
 from isthmus.queues.object_reader import read_changes, size_of
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window import Window
@@ -38,6 +45,40 @@ TIMEOUT_S: Final = 1.5
 (`node.services.cluster_query`). Each partition with waiting changes takes several turns of the loop, which last a
 second and more while objects of 100 MB are merged; otherwise the whole request takes some 10 ms."""
 
+LEAST_S: Final = 0.2
+"""How long a reading may take at least, though it waited for the one before until its own time was nearly over. Both
+together end before the node that gathers the answers stops waiting."""
+
+
+class PartitionLag(msgspec.Struct, frozen=True):
+    """The lag of a queue in one partition that this node leads; null: not known."""
+
+    partition: int
+    bucket_type: str
+    seconds: float | None
+    """Age of the oldest change that is not acknowledged; 0: nothing waits."""
+    objects: int | None
+    """Keys whose newest change is not acknowledged."""
+    bytes: int | None
+    """Size of these objects."""
+    in_flight: int
+    cursor: int
+    applied: int
+
+
+class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
+    """The lag of a queue on this node."""
+
+    queue: str
+    cluster: str | None
+    """Name of the cluster that owns it; null: none does."""
+    uuid: str | None
+    reason: str
+    """Why it does not serve everything, or why a value is not known; "" for none."""
+    held: dict[str, str] = {}
+    """Bucket type -> why changes of it alone wait; a node of an earlier version reports none."""
+    partitions: list[PartitionLag]
+
 
 class OldestWaiting(NamedTuple):
     """Since when the oldest waiting change of a partition waits, in ms, as read when the cursor was at `cursor`. While
@@ -47,14 +88,22 @@ class OldestWaiting(NamedTuple):
     since_ms: int
 
 
-class Lags(NamedTuple):
-    """One dict per partition: {"partition", "bucket_type", "seconds", "objects", "bytes", "in_flight", "cursor",
-    "applied"}, where `objects` are keys whose newest change is not acknowledged; and how many partitions could not be
-    read in time: their seconds (`late`), or else only their objects or bytes (`uncounted`)."""
+class QueueReading(NamedTuple):
+    """What a reading found of a queue: its partitions, and how many of them could not be read in time: their seconds
+    (`late`), or else only their objects or bytes (`uncounted`)."""
 
-    partitions: list[dict[str, Any]]
+    partitions: list[PartitionLag]
     late: int
     uncounted: int
+
+    def why_unread(self) -> list[str]:
+        """A sentence for each kind of value that could not be read in time."""
+        found = ((self.late, ""), (self.uncounted, "keys and bytes of "))
+        return [
+            f"{what}{quantity(count, 'partition')} could not be read within {TIMEOUT_S} s: the node is busy"
+            for count, what in found
+            if count
+        ]
 
 
 class LagMemory:
@@ -67,7 +116,7 @@ class LagMemory:
 
     async def read(
         self, queues: Mapping[str, QueueServer], store: Store, pool: Executor, wall_ms: int, by_s: float
-    ) -> dict[str, Lags]:
+    ) -> dict[str, QueueReading]:
         """The lags of all queues in the partitions led here. `by_s`: the loop's time after which values that were not
         read stay None; seconds that were read before and still hold are kept."""
         names = list(queues)
@@ -98,24 +147,84 @@ class LagMemory:
         found = {}
         for name in queues:
             of_queue = [reading for owner, reading in readings if owner == name]
-            late = sum(each.shown["seconds"] is None and each.uncounted for each in of_queue)
+            late = sum(each.shown.seconds is None and each.uncounted for each in of_queue)
             uncounted = sum(each.uncounted for each in of_queue) - late
-            found[name] = Lags([each.shown for each in of_queue], late, uncounted)
+            found[name] = QueueReading([each.shown for each in of_queue], late, uncounted)
         return found
 
 
-def _head(window: Window) -> dict[str, Any]:
+class LagReadings:
+    """Readings of this node's lags, one at a time, which all who ask share. Belongs to the event loop.
+
+    Whoever asks during a reading shares the next one, which begins when this one has ended: no number is older than the
+    request for it, so that a change that was acknowledged to its client before is never called sent. A reading that
+    began a little earlier is enough only for a caller that says so (`read`).
+    """
+
+    def __init__(self, take: Callable[[float], Awaitable[list[QueueLag]]]) -> None:
+        """`take`: reads the lags of all queues; its argument is the loop's time by which it must end."""
+        self._take = take
+        self._newest: _SharedReading | None = None
+
+    async def read(self, fresh_ms: int = 0) -> list[QueueLag]:
+        """The lags of all queues, as of the request, or as of a reading that began less than `fresh_ms` before. Raises
+        what the reading raises. A reader that is cancelled ends no reading of others."""
+        newest = self._newest
+        if newest is None or not newest.is_good(asyncio.get_running_loop().time() - fresh_ms / 1000):
+            newest = self._newest = _SharedReading(self._take, newest)
+        return await asyncio.shield(newest.task)
+
+    async def stop(self) -> None:
+        """End the readings; the store is closed next."""
+        while self._newest is not None:
+            newest, self._newest = self._newest, None
+            ending = [*newest.before, newest.task]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+
+class _SharedReading:
+    """A reading that waits for the one before, runs, or is done."""
+
+    def __init__(self, take: Callable[[float], Awaitable[list[QueueLag]]], previous: _SharedReading | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._take = take
+        self._asked_s = loop.time()
+        self._began_s: float | None = None
+        self.before: list[asyncio.Task[list[QueueLag]]] = []
+        """The reading that must end first, if there is one."""
+        if previous is not None and not previous.task.done():
+            self.before.append(previous.task)
+        self.task: asyncio.Task[list[QueueLag]] = loop.create_task(self._run())
+        self.task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
+
+    def is_good(self, after_s: float) -> bool:
+        """Whether no number of it is older than the loop's time `after_s`: it has yet to begin, or began later."""
+        if self.task.done() and (self.task.cancelled() or self.task.exception() is not None):
+            return False
+        return self._began_s is None or self._began_s > after_s
+
+    async def _run(self) -> list[QueueLag]:
+        if self.before:
+            await asyncio.wait(self.before)
+            self.before = []
+        self._began_s = asyncio.get_running_loop().time()
+        return await self._take(max(self._asked_s + TIMEOUT_S, self._began_s + LEAST_S))
+
+
+def _head(window: Window) -> PartitionLag:
     """The lag of a partition where nothing waits."""
-    return {
-        "partition": window.partition,
-        "bucket_type": window.bucket_type.decode(errors="backslashreplace"),
-        "seconds": 0.0,
-        "objects": 0,
-        "bytes": 0,
-        "in_flight": window.in_flight_count,
-        "cursor": window.advance(),
-        "applied": window.applied,
-    }
+    return PartitionLag(
+        partition=window.partition,
+        bucket_type=window.bucket_type.decode(errors="backslashreplace"),
+        seconds=0.0,
+        objects=0,
+        bytes=0,
+        in_flight=window.in_flight_count,
+        cursor=window.advance(),
+        applied=window.applied,
+    )
 
 
 class _Reading:
@@ -123,7 +232,7 @@ class _Reading:
 
     def __init__(self, window: Window, store: Store, pool: Executor, wall_ms: int) -> None:
         self.window = window
-        self.shown = _head(window) | dict.fromkeys(("seconds", "objects", "bytes"))
+        self.shown = structs.replace(_head(window), seconds=None, objects=None, bytes=None)
         self.uncounted = False
         """Whether a step ran out of time."""
         self._store = store
@@ -146,7 +255,7 @@ class _Reading:
         if contiguous and not in_memory:
             self._end_empty()
             return
-        self.shown["objects"] = in_memory if contiguous else None
+        self.shown = structs.replace(self.shown, objects=in_memory if contiguous else None)
         self._offset = cursor
         while not (self._found or self._is_done):
             await self._page(min(FIRST_ROWS, STEP_ROWS))
@@ -156,7 +265,7 @@ class _Reading:
         if self._is_whole and not rows:
             self._end_empty()
             return
-        self.shown |= {"cursor": cursor, "in_flight": window.in_flight_count}
+        self.shown = structs.replace(self.shown, cursor=cursor, in_flight=window.in_flight_count)
         below, above = await asyncio.get_running_loop().run_in_executor(
             self._pool, self._store.seconds_around, window.partition, cursor
         )
@@ -180,7 +289,7 @@ class _Reading:
             return
         rows = self._still_waiting()
         if rows:
-            self.shown |= {"objects": len(rows), "in_flight": self.window.in_flight_count}
+            self.shown = structs.replace(self.shown, objects=len(rows), in_flight=self.window.in_flight_count)
         else:
             self._end_empty()
 
@@ -189,13 +298,14 @@ class _Reading:
         rows = self._still_waiting()
         if self._is_whole and 0 < len(rows) <= SIZES_MAX:
             loop = asyncio.get_running_loop()
-            self.shown["objects"] = len(rows)
-            self.shown["bytes"] = await loop.run_in_executor(self._pool, _sizes, self._store, self.window, rows)
+            self.shown = structs.replace(self.shown, objects=len(rows))
+            size = await loop.run_in_executor(self._pool, _sizes, self._store, self.window, rows)
+            self.shown = structs.replace(self.shown, bytes=size)
 
     def remembered(self, before: OldestWaiting | None) -> OldestWaiting | None:
         """The oldest waiting change, as read now; or as read `before`, where it could not be read now and the cursor
         has not moved since: then it counts now, too."""
-        if self._oldest is None and before is not None and self.uncounted and self.shown["seconds"] is None:
+        if self._oldest is None and before is not None and self.uncounted and self.shown.seconds is None:
             if before.cursor != self.window.advance():
                 return None
             self._show_seconds(before.since_ms)
@@ -235,7 +345,7 @@ class _Reading:
 
     def _show_seconds(self, since_ms: int) -> None:
         """0 is what a partition says in which nothing waits, so that a clock that stepped back must not give it."""
-        self.shown["seconds"] = max(1, self._wall_ms - since_ms) / 1000
+        self.shown = structs.replace(self.shown, seconds=max(1, self._wall_ms - since_ms) / 1000)
 
 
 def _sizes(store: Store, window: Window, rows: Sequence[Change]) -> int | None:

@@ -187,8 +187,8 @@ class QueueAdmin:
         silent = sorted(gaps.unknown)
         untold: dict[str, list[int]] = {}
         for row in lag_rows(lags.by_node, self._services.controller.records):
-            if name in (None, row["queue"]) and row["unknown_partitions"]:
-                untold.setdefault(row["queue"], []).extend(row["unknown_partitions"])
+            if name in (None, row.queue) and row.unknown_partitions:
+                untold.setdefault(row.queue, []).extend(row.unknown_partitions)
         return {
             "gaps": sorted(kept.values(), key=lambda r: (r["queue"], r["from_ms"])),
             "unknown": silent,

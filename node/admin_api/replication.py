@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from isthmus.config.settings import FullSyncSettings, PeerSettings
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.health import NodeStatus
@@ -45,7 +47,7 @@ class ReplicationAdmin:
         """The answer to `GET /admin/lag`."""
         lags = await self._services.query.ask(LAGS, ReadLags(), self._nodes())
         rows = lag_rows(lags.by_node, self._services.controller.records)
-        return {"lag": rows, "at_ms": self._services.time.wall_ms()}
+        return {"lag": msgspec.to_builtins(rows), "at_ms": self._services.time.wall_ms()}
 
     async def ledger(self, _request: Request) -> Reply:
         """Changes sent to and received from each other cluster since the nodes started, and whether the sums match."""
@@ -56,10 +58,10 @@ class ReplicationAdmin:
             query.ask(LAGS, ReadLags(), nodes),
         )
         owners = {
-            queue["queue"]: (queue["cluster"], queue["uuid"])
+            queue.queue: (queue.cluster, queue.uuid)
             for answer in lags.by_node.values()
-            for queue in (() if answer is None else answer["queues"])
-            if queue["uuid"]
+            for queue in (() if answer is None else answer.queues)
+            if queue.uuid
         }
         rows = [
             *ledger_rows(ledgers.by_node, owners, self._services.controller.records),

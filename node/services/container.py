@@ -387,9 +387,7 @@ class NodeServices:
             fullsync=self.fullsync_status,
             sink=self.sink,
         )
-        self.lag_metrics = LagMetrics(
-            name, self.queue_acts, lambda: self.controller.records, self.sink.fetched_lags, self.time
-        )
+        self.lag_metrics = LagMetrics(name, self.queue_acts, lambda: self.controller.records, self.sink.fetched_lags)
         self.history = History()
         process = ProcessSource(settings.node.data_dir, self.store, self.replog, self.time, self.read_pool)
         self.client_durations = RequestDurations()

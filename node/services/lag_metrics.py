@@ -7,24 +7,20 @@ comes before `samples`. A number that is not known is NaN, so that a sum that ne
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import nan
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from isthmus.node.services.replication_lag import lag_rows
-from isthmus.repl.model.ports import TimeSource
+from isthmus.node.services.replication_lag import LagRow, NodeLags, lag_rows
+from isthmus.queues.lag import QueueLag
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink.status import FetchedLag
 
 FRESH_MS: Final = 1_000
-"""Scrapes within this time get the same numbers: those that come together cost one reading. One takes some 10 ms of
-reads in other threads, more where much waits (`queues.lag`)."""
-
-STALE_MS: Final = 10_000
-"""Older numbers are not shown: the lag of then is not that of now."""
+"""Numbers that were read within this time will do: a scrape costs no reading where `isthmus lag`, a dashboard or
+another scrape has just had one. A reading takes some 10 ms of other threads, more where much waits (`queues.lag`)."""
 
 _LABELS: Final = ("bucket_type", "peer_cluster", "queue", "side")
 
@@ -58,12 +54,12 @@ HELP: Final[Mapping[str, Family]] = {
 class LagReader(Protocol):
     """Reads the lag of all queues on this node: `queues.admin.QueueActs`."""
 
-    async def lags(self) -> list[dict[str, Any]]:
+    async def lags(self, fresh_ms: int = 0) -> list[QueueLag]:
         """See QueueActs."""
 
 
 class LagMetrics:
-    """Reads and keeps the lag of this node's queues for its metrics. Belongs to the event loop."""
+    """Reads the lag of this node's queues for its metrics. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -71,57 +67,38 @@ class LagMetrics:
         reader: LagReader,
         records: Callable[[], Mapping[int, PartitionRecord]],
         fetched: Callable[[], Iterable[FetchedLag]],
-        time: TimeSource,
     ) -> None:
         self._node = node
         self._reader = reader
         self._records = records
         self._fetched = fetched
-        self._time = time
-        self._rows: list[dict[str, Any]] = []
-        self._read_ms: int | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._rows: list[LagRow] = []
 
     async def measure(self) -> None:
-        """Read the lag, unless it is fresh; takes `queues.lag.TIMEOUT_S` at most."""
-        if self._read_ms is not None and self._time.now_ms() - self._read_ms < FRESH_MS:
-            return
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.get_running_loop().create_task(self._read())
-        await asyncio.shield(self._reading)  # others may wait for it, too
-
-    async def stop(self) -> None:
-        """End a reading; the store is closed next."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-
-    async def _read(self) -> None:
-        self._rows = []
+        """Read the lag, unless it was read within FRESH_MS; takes some seconds at most (`queues.lag.TIMEOUT_S`)."""
         try:
-            lags = await self._reader.lags()
+            lags = await self._reader.lags(FRESH_MS)
         except Exception as error:  # the other metrics are shown all the same
             unforeseen.exception("metrics.lag_unread", error)
+            self._rows = []
             return
         led = {
             partition: record
             for partition, record in self._records().items()
             if record.leader is not None and record.leader.node == self._node
         }
-        self._rows = lag_rows({self._node: {"queues": lags, "proven": []}}, led)
-        self._read_ms = self._time.now_ms()
+        self._rows = lag_rows({self._node: NodeLags(lags, [])}, led)
 
     def samples(self) -> Iterator[Sample]:
-        """Samples of the last reading; of the source none where it failed or is old."""
-        if self._read_ms is not None and self._time.now_ms() - self._read_ms <= STALE_MS:
-            for row in self._rows:
-                labels = {
-                    "side": "source",
-                    "queue": row["queue"],
-                    "peer_cluster": row["cluster"] or "",
-                    "bucket_type": row["bucket_type"],
-                }
-                yield from _numbers(labels, row["seconds"], row["objects"], row["bytes"])
+        """Samples of the last reading; of the source none where it failed."""
+        for row in self._rows:
+            labels = {
+                "side": "source",
+                "queue": row.queue,
+                "peer_cluster": row.cluster or "",
+                "bucket_type": row.bucket_type,
+            }
+            yield from _numbers(labels, row.seconds, row.objects, row.bytes)
         for one in self._fetched():
             labels = {
                 "side": "sink",

@@ -12,7 +12,7 @@ from typing import Any
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.membership import ClusterMembership
 from isthmus.node.services.queue_query import LAGS, ReadLags
-from isthmus.node.services.replication_lag import NodeAnswers, joined_reasons
+from isthmus.node.services.replication_lag import NodeLags, joined_reasons
 from isthmus.queues.service import QueueService
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.model.record import PartitionRecord
@@ -45,20 +45,23 @@ class ClusterQueuePositions:
         return {"cluster_uuid": self._cluster_uuid.hex(), "queues": shown}
 
 
-def positions_of(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
+def positions_of(
+    answers: Mapping[str, NodeLags | None], records: Mapping[int, PartitionRecord]
+) -> list[dict[str, Any]]:
     """A row for each queue that a cluster owns: {"queue", "uuid", "cluster", "reason", "partitions": {partition: offset
     below which all is acknowledged, None: not known}}. `answers`: of LAGS, by node. Only the leader of a partition
     knows its position. `reason`: why the queue does not serve all, "" for none. Pure."""
     found: dict[str, dict[str, Any]] = {}
     reasons: dict[str, dict[str, list[str]]] = {}
     for node, answer in answers.items():
-        for queue in () if answer is None else answer["queues"]:
-            row = found.setdefault(queue["queue"], {"queue": queue["queue"], "uuid": None, "cluster": None})
-            row.update({word: queue[word] for word in ("uuid", "cluster") if queue[word]})
-            reasons.setdefault(queue["queue"], {}).setdefault(queue["reason"], []).append(node)
+        for queue in () if answer is None else answer.queues:
+            name = queue.queue
+            row = found.setdefault(name, {"queue": name, "uuid": None, "cluster": None})
+            row |= {"uuid": queue.uuid or row["uuid"], "cluster": queue.cluster or row["cluster"]}
+            reasons.setdefault(name, {}).setdefault(queue.reason, []).append(node)
             positions = row.setdefault("partitions", {str(partition): None for partition in records})
-            for part in queue["partitions"]:
-                record = records.get(part["partition"])
+            for part in queue.partitions:
+                record = records.get(part.partition)
                 if record is not None and record.leader is not None and record.leader.node == node:
-                    positions[str(part["partition"])] = part["cursor"]
+                    positions[str(part.partition)] = part.cursor
     return [{**row, "reason": joined_reasons(reasons[name])} for name, row in sorted(found.items()) if row["uuid"]]

@@ -15,6 +15,7 @@ from isthmus.node.services.cluster_query import ClusterQuery, JsonBody, Query
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.node.services.queue_listing import shares_of
+from isthmus.node.services.replication_lag import NodeLags
 from isthmus.queues.admin import GapChoice, GapProof, QueueActs
 from isthmus.queues.queue_documents import AppliedOffsets, AuditInfo
 from isthmus.queues.service import QueueService
@@ -151,9 +152,7 @@ LEDGER: Final[Query[ReadLedger, dict[str, Any]]] = Query(
     METHOD, JsonBody(METHOD, ReadLedger), JsonBody(METHOD, dict[str, Any])
 )
 LEDGERS: Final[Query[ReadLedgers, _Rows]] = Query(METHOD, JsonBody(METHOD, ReadLedgers), JsonBody(METHOD, _Rows))
-LAGS: Final[Query[ReadLags, dict[str, _Rows]]] = Query(
-    METHOD, JsonBody(METHOD, ReadLags), JsonBody(METHOD, dict[str, _Rows])
-)
+LAGS: Final[Query[ReadLags, NodeLags]] = Query(METHOD, JsonBody(METHOD, ReadLags), JsonBody(METHOD, NodeLags))
 APPLIED: Final[Query[ReadApplied, Applied]] = Query(METHOD, JsonBody(METHOD, ReadApplied), JsonBody(METHOD, Applied))
 KEY: Final[Query[ExplainKey, dict[str, Any]]] = Query(
     METHOD, JsonBody(METHOD, ExplainKey), JsonBody(METHOD, dict[str, Any])
@@ -192,7 +191,7 @@ class QueueResponder:
             case ReadLedgers():
                 return [await acts.ledger(name) for name in acts.names()]
             case ReadLags():
-                return {"queues": await acts.lags(), "proven": self._fullsync.proven()}
+                return NodeLags(await acts.lags(), self._fullsync.proven())
             case ReadApplied():
                 positions, wall_ms, _ = acts.applied()
                 return Applied(list(positions), wall_ms)

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from isthmus.config.text import quantity
 from isthmus.node.http.answer_texts import without_age
 from isthmus.node.nouns.sink import SinkOverview
+from isthmus.queues.lag import PartitionLag, QueueLag
 from isthmus.repl.model.record import PartitionRecord
 
 NodeAnswers = Mapping[str, Any]
@@ -38,65 +41,109 @@ OUTCOMES: Final = ("applied", "merged", "superseded", "rejected")
 RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
 
 
-def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
-    """One row for each queue and bucket type: {"queue", "cluster", "uuid", "bucket_type", "seconds", "objects",
-    "bytes", "in_flight", "partitions", "unknown_partitions", "reason", "proven_ms", "both_ways", "equal_ms"}.
+class NodeLags(msgspec.Struct, frozen=True):
+    """The lag of a node's queues, and the times up to which its full-sync has proven them."""
 
-    `answers`: {"queues", "proven"} of each node. `seconds` is the worst partition's; a partition that no node reports
-    makes the row unknown. `both_ways`: the clusters are to be equal, and were found so at `equal_ms` (None: never).
-    `proofs_unknown_at`: nodes that do not answer, whose checks may have proven more: with them no proof is not "never".
-    """
-    parts: dict[str, dict[int, dict[str, Any]]] = {}
-    heads: dict[str, dict[str, Any]] = {}
+    queues: list[QueueLag]
+    proven: list[dict[str, Any]]
+    """See `FullSyncStatus.proven`."""
+
+
+class LagRow(msgspec.Struct, frozen=True):
+    """How far the cluster that owns a queue is behind in a bucket type: a row of `/admin/lag`; null: not known."""
+
+    queue: str
+    cluster: str | None
+    uuid: str | None
+    reason: str
+    bucket_type: str
+    seconds: float | None
+    """The worst partition's."""
+    objects: int | None
+    bytes: int | None
+    in_flight: int | None
+    partitions: int
+    unknown_partitions: list[int]
+    """Those that no node reports; they make the row unknown."""
+    proven_ms: int | None
+    both_ways: bool
+    """The clusters are to be equal, and were found so at `equal_ms`."""
+    equal_ms: int | None
+    """None: never."""
+    proofs_unknown_at: list[str]
+    """Nodes that do not answer, whose checks may have proven more: with them no proof is not "never"."""
+
+
+def lag_rows(answers: Mapping[str, NodeLags | None], records: Mapping[int, PartitionRecord]) -> list[LagRow]:
+    """One row for each queue and bucket type. `answers`: of each node; None: no answer."""
+    parts: dict[str, dict[int, PartitionLag]] = {}
+    owners: dict[str, tuple[str | None, str | None]] = {}
     reasons: dict[str, dict[str, list[str]]] = {}
     of_types: dict[tuple[str, str], dict[str, list[str]]] = {}
     proven: dict[tuple[str, str], int] = {}
     equal: dict[tuple[str, str], int] = {}
     for node, answer in answers.items():
-        for queue in () if answer is None else answer["queues"]:
-            name = queue["queue"]
-            head = heads.setdefault(name, {"cluster": None, "uuid": None, "reason": ""})
-            head.update({word: queue[word] for word in ("cluster", "uuid") if queue[word]})
-            reasons.setdefault(name, {}).setdefault(queue["reason"], []).append(node)
-            for bucket_type, why in (queue.get("held") or {}).items():  # missing at nodes of earlier versions
+        for queue in () if answer is None else answer.queues:
+            name = queue.queue
+            cluster, uuid = owners.get(name, (None, None))
+            owners[name] = queue.cluster or cluster, queue.uuid or uuid
+            reasons.setdefault(name, {}).setdefault(queue.reason, []).append(node)
+            for bucket_type, why in queue.held.items():
                 of_types.setdefault((name, bucket_type), {}).setdefault(why, []).append(node)
-            for part in queue["partitions"]:
-                record = records.get(part["partition"])
+            for part in queue.partitions:
+                record = records.get(part.partition)
                 led_here = record is not None and record.leader is not None and record.leader.node == node
-                if led_here or part["partition"] not in parts.setdefault(name, {}):
-                    parts.setdefault(name, {})[part["partition"]] = part
-        for one in () if answer is None else answer["proven"]:
+                if led_here or part.partition not in parts.setdefault(name, {}):
+                    parts.setdefault(name, {})[part.partition] = part
+        for one in () if answer is None else answer.proven:
             at = (one["queue"], one["bucket_type"])
             proven[at] = max(proven.get(at, 0), one["at_ms"])
             if "equal_at_ms" in one:
                 equal[at] = max(equal.get(at, 0), one["equal_at_ms"] or 0)
-    for name, told in reasons.items():
-        heads[name]["reason"] = joined_reasons(told)
     types: dict[str, list[PartitionRecord]] = {}
     for record in records.values():
         types.setdefault(record.bucket_type, []).append(record)
     holders = {node for record in records.values() for node in record.replicas}
     silent = sorted({node for node in holders | answers.keys() if answers.get(node) is None})
-    return [
-        {
-            "queue": name,
-            **heads[name],
-            "bucket_type": bucket_type,
-            **_lag(
-                name,
-                parts.get(name, {}),
-                of_type,
-                answers,
-                [heads[name]["reason"], joined_reasons(of_types.get((name, bucket_type), {"": []}))],
-            ),
-            "proven_ms": proven.get((name, bucket_type)),
-            "both_ways": (name, bucket_type) in equal,
-            "equal_ms": equal.get((name, bucket_type)) or None,
-            "proofs_unknown_at": silent,
-        }
-        for name in sorted(heads)
-        for bucket_type, of_type in sorted(types.items())
-    ]
+    rows = []
+    for name, (cluster, uuid) in sorted(owners.items()):
+        for bucket_type, of_type in sorted(types.items()):
+            at = (name, bucket_type)
+            told = [joined_reasons(reasons[name]), joined_reasons(of_types.get(at, {"": []}))]
+            known = parts.get(name, {})
+            found = [known[record.partition] for record in of_type if record.partition in known]
+            missing = [record for record in of_type if record.partition not in known]
+            whole = not missing
+            seconds = [part.seconds for part in found]
+            late = max((one for one in seconds if one is not None), default=0.0)
+            rows.append(
+                LagRow(
+                    queue=name,
+                    cluster=cluster,
+                    uuid=uuid,
+                    reason=_missing(name, missing[0], answers)
+                    if missing
+                    else "; ".join(each for each in (*told, _held(found)) if each),
+                    bucket_type=bucket_type,
+                    seconds=late if whole and None not in seconds else None,
+                    objects=_sum([part.objects for part in found], whole=whole),
+                    bytes=_sum([part.bytes for part in found], whole=whole),
+                    in_flight=_sum([part.in_flight for part in found], whole=whole),
+                    partitions=len(of_type),
+                    unknown_partitions=sorted(record.partition for record in missing),
+                    proven_ms=proven.get(at),
+                    both_ways=at in equal,
+                    equal_ms=equal.get(at) or None,
+                    proofs_unknown_at=silent,
+                )
+            )
+    return rows
+
+
+def _sum(numbers: Sequence[int | None], *, whole: bool) -> int | None:
+    """The sum; None where one of them is not known, or they are not `whole`."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if whole and len(known) == len(numbers) else None
 
 
 def joined_reasons(reasons: Mapping[str, Sequence[str]]) -> str:
@@ -117,53 +164,25 @@ def joined_reasons(reasons: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(told if len(told) <= REASONS_TOLD else told[:REASONS_TOLD] + more)
 
 
-def _lag(
-    queue: str,
-    parts: Mapping[int, dict[str, Any]],
-    of_type: Sequence[PartitionRecord],
-    answers: NodeAnswers,
-    told_by_nodes: Sequence[str],
-) -> dict[str, Any]:
-    told = [parts[record.partition] for record in of_type if record.partition in parts]
-    missing = [record for record in of_type if record.partition not in parts]
-    whole = not missing
-
-    def total(word: str) -> int | None:
-        numbers = [part[word] for part in told]
-        return sum(numbers) if whole and None not in numbers else None
-
-    seconds = [part["seconds"] for part in told]
-    why = "; ".join(each for each in (*told_by_nodes, _held(told)) if each)
-    return {
-        "seconds": max(seconds, default=0.0) if whole and None not in seconds else None,
-        "objects": total("objects"),
-        "bytes": total("bytes"),
-        "in_flight": total("in_flight"),
-        "partitions": len(of_type),
-        "unknown_partitions": sorted(record.partition for record in missing),
-        "reason": _missing(queue, missing[0], answers) if missing else why,
-    }
-
-
-def _held(told: Sequence[Mapping[str, Any]]) -> str:
+def _held(told: Sequence[PartitionLag]) -> str:
     """The leased changes, if they are the cause of the worst partition's lag: fetched and not acknowledged."""
-    known = [part for part in told if part["seconds"] is not None]
-    worst = max(known, key=lambda part: float(part["seconds"]), default=None)
-    if worst is None or not worst["in_flight"] or worst["seconds"] < HELD_TOLD_S:
+    known = [(part.seconds, part) for part in told if part.seconds is not None]
+    seconds, worst = max(known, key=lambda each: each[0], default=(0.0, None))
+    if worst is None or not worst.in_flight or seconds < HELD_TOLD_S:
         return ""
     return (
-        f"partition {worst['partition']}: {worst['in_flight']} fetched and not acknowledged, offered again when their "
+        f"partition {worst.partition}: {worst.in_flight} fetched and not acknowledged, offered again when their "
         "lease is over"
     )
 
 
-def _missing(queue: str, record: PartitionRecord, answers: NodeAnswers) -> str:
+def _missing(queue: str, record: PartitionRecord, answers: Mapping[str, NodeLags | None]) -> str:
     """Why no node tells the lag of a partition."""
     if record.leader is None:
         return f"partition {record.partition} has no leader"
     node = record.leader.node
     answer = answers.get(node)
-    if answer is not None and all(one["queue"] != queue for one in answer["queues"]):
+    if answer is not None and all(one.queue != queue for one in answer.queues):
         return (
             f"partition {record.partition}: node {node}, which leads it, has no queue {queue}: its changes are not "
             "offered (isthmus config check; isthmus queue list)"

@@ -15,7 +15,8 @@ from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.nouns.sink import SinkOverview
 from isthmus.node.services.explain_key import joined
 from isthmus.node.services.remote_lookup import ALL_SENT, compared, first_known_side, with_other_sides
-from isthmus.node.services.replication_lag import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
+from isthmus.node.services.replication_lag import OUTCOMES, SENT, NodeLags, lag_rows, ledger_rows, received_rows
+from isthmus.queues.lag import PartitionLag, QueueLag
 from isthmus.repl.model.record import Incarnation, PartitionRecord
 from tests.support.fake_admin_listener import FakeAdminListener
 from tests.support.noun_examples import example_of
@@ -27,30 +28,34 @@ def led(partition: int, node: str) -> PartitionRecord:
     return replace(record, leader=Incarnation(node, 1))
 
 
-def part(partition: int, seconds: float | None = 1.0, size: int | None = 10) -> dict[str, Any]:
+def part(partition: int, seconds: float | None = 1.0, size: int | None = 10, in_flight: int = 1) -> PartitionLag:
     """A node's answer about a partition."""
-    return {"partition": partition, "bucket_type": "notes", "seconds": seconds, "objects": 2, "bytes": size,
-            "in_flight": 1}  # fmt: skip
+    return PartitionLag(partition, "notes", seconds, 2, size, in_flight, cursor=1, applied=3)
 
 
-def node_lag(*parts: dict[str, Any], proven: int = 5, reason: str = "") -> dict[str, Any]:
+def queue_lag(*parts: PartitionLag, reason: str = "", name: str = "q", **held: str) -> QueueLag:
+    """A node's answer about a queue; `held`: bucket type -> why its changes wait."""
+    return QueueLag(queue=name, cluster="west", uuid="bb", reason=reason, held=held, partitions=list(parts))
+
+
+def node_lag(*parts: PartitionLag, proven: int = 5, reason: str = "", **held: str) -> NodeLags:
     """A node's answer."""
-    queue = {"queue": "q", "cluster": "west", "uuid": "bb", "reason": reason, "partitions": list(parts)}
-    return {"queues": [queue], "proven": [{"queue": "q", "bucket_type": "notes", "at_ms": proven}]}
+    proof = {"queue": "q", "bucket_type": "notes", "at_ms": proven}
+    return NodeLags([queue_lag(*parts, reason=reason, **held)], [proof])
 
 
 def test_lag_is_the_worst_partitions_and_unknown_with_any_unknown() -> None:
     """Objects and bytes are sums, seconds the greatest; a node that is silent makes all of them unknown, never less."""
     records = {0: led(0, "e1"), 1: led(1, "e2")}
     (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, 7.0), proven=9)}, records)
-    assert (row["seconds"], row["objects"], row["bytes"], row["proven_ms"], row["cluster"]) == (7.0, 4, 20, 9, "west")
+    assert (row.seconds, row.objects, row.bytes, row.proven_ms, row.cluster) == (7.0, 4, 20, 9, "west")
     (row,) = lag_rows({"e1": node_lag(part(0)), "e2": None}, records)
-    assert (row["seconds"], row["objects"], row["bytes"], row["unknown_partitions"]) == (None, None, None, [1])
-    assert row["reason"] == "partition 1: node e2 does not answer"
+    assert (row.seconds, row.objects, row.bytes, row.unknown_partitions) == (None, None, None, [1])
+    assert row.reason == "partition 1: node e2 does not answer"
     (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, None, None))}, records)
-    assert (row["seconds"], row["objects"], row["bytes"]) == (None, 4, None)
+    assert (row.seconds, row.objects, row.bytes) == (None, 4, None)
     (row,) = lag_rows({"e1": node_lag(part(0), part(1, 99.0)), "e2": node_lag(part(1))}, records)
-    assert row["seconds"] == 1.0, "the leader by the record has the word"
+    assert row.seconds == 1.0, "the leader by the record has the word"
 
 
 def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:
@@ -58,11 +63,11 @@ def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:
     batch just on its way is not reported."""
     records = {0: led(0, "e1"), 1: led(1, "e2")}
     (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, 7.0))}, records)
-    assert row["reason"] == "partition 1: 1 fetched and not acknowledged, offered again when their lease is over"
+    assert row.reason == "partition 1: 1 fetched and not acknowledged, offered again when their lease is over"
     (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, 4.0))}, records)
-    assert row["reason"] == ""
-    (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag({**part(1, 9.0), "in_flight": 0})}, records)
-    assert row["reason"] == ""
+    assert row.reason == ""
+    (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, 9.0, in_flight=0))}, records)
+    assert row.reason == ""
 
 
 def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
@@ -73,7 +78,7 @@ def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
     def row(*reasons: str) -> str:
         nodes = {f"e{n + 1}": node_lag(part(n), reason=why) for n, why in enumerate(reasons)}
         (found,) = lag_rows(nodes, records)
-        return str(found["reason"])
+        return found.reason
 
     assert row("held", "held", "held") == "held"
     assert row("serving suspended: by hand", "", "") == "node e1: serving suspended: by hand"
@@ -81,7 +86,7 @@ def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
     assert row("", "a", "b") == "node e2: a; node e3: b"
     many = {n: led(n, f"e{n}") for n in range(9)}
     (found,) = lag_rows({f"e{n}": node_lag(part(n), reason=f"r{n}") for n in range(9)}, many)
-    assert found["reason"].endswith("node e3: r3; 5 more on other nodes: isthmus queue list")
+    assert found.reason.endswith("node e3: r3; 5 more on other nodes: isthmus queue list")
 
 
 def test_the_reason_of_a_bucket_type_stands_in_its_own_row() -> None:
@@ -90,28 +95,26 @@ def test_the_reason_of_a_bucket_type_stands_in_its_own_row() -> None:
     records = {0: led(0, "e1"), 1: led(1, "e2"), 2: replace(led(2, "e1"), bucket_type="orders")}
     why = "west had no bucket type orders, as it answered {} s ago: its changes wait here"
 
-    def answer(age_s: int, *parts: dict[str, Any]) -> dict[str, Any]:
-        found = node_lag(*parts, reason="serving suspended")
-        found["queues"][0]["held"] = {"orders": why.format(age_s)}
-        return found
+    def answer(age_s: int, *parts: PartitionLag) -> NodeLags:
+        return node_lag(*parts, reason="serving suspended", orders=why.format(age_s))
 
     rows = lag_rows({"e1": answer(30, part(0), part(2)), "e2": answer(90, part(1))}, records)
-    assert {row["bucket_type"]: row["reason"] for row in rows} == {
+    assert {row.bucket_type: row.reason for row in rows} == {
         "notes": "serving suspended",
         "orders": f"serving suspended; {why.format(30)}",
     }
     old = {"e1": node_lag(part(0), part(2), reason="all in one"), "e2": node_lag(part(1), reason="all in one")}
-    assert {row["reason"] for row in lag_rows(old, records)} == {"all in one"}
+    assert {row.reason for row in lag_rows(old, records)} == {"all in one"}
 
 
 def test_lag_says_of_a_node_without_the_queue_that_it_has_none() -> None:
     """A leader whose file lacks the queue offers nothing; that is not a cursor that it does not know yet."""
     records = {0: led(0, "e1"), 1: led(1, "e2")}
-    other = {"queues": [{**node_lag(part(1))["queues"][0], "queue": "other"}], "proven": []}
-    row = next(row for row in lag_rows({"e1": node_lag(part(0)), "e2": other}, records) if row["queue"] == "q")
-    assert row["reason"].startswith("partition 1: node e2, which leads it, has no queue q")
+    other = NodeLags([queue_lag(part(1), name="other")], [])
+    row = next(row for row in lag_rows({"e1": node_lag(part(0)), "e2": other}, records) if row.queue == "q")
+    assert row.reason.startswith("partition 1: node e2, which leads it, has no queue q")
     (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag()}, records)
-    assert row["reason"] == "partition 1: node e2 does not know its cursor yet"
+    assert row.reason == "partition 1: node e2 does not know its cursor yet"
 
 
 def one_ledger(**changed: Any) -> dict[str, Any]:

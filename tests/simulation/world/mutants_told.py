@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from isthmus.node.services import findings
 from isthmus.queues.gaps import QueueGap
@@ -26,10 +27,10 @@ def is_never_behind(patch: Patch) -> None:
 
     async def read(self: LagMemory, *args: Any) -> Any:
         found = await sound(self, *args)
-        for lags in found.values():
-            for row in lags.partitions:
-                row |= {"seconds": 0.0, "objects": 0}
-        return found
+        return {
+            name: one._replace(partitions=[structs.replace(row, seconds=0.0, objects=0) for row in one.partitions])
+            for name, one in found.items()
+        }
 
     patch.setattr(LagMemory, "read", read)
 

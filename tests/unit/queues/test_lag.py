@@ -6,15 +6,17 @@ import asyncio
 from threading import Event
 from typing import Any
 
+import msgspec
 import pytest
 
-import isthmus.queues.admin as acts_module
 import isthmus.queues.lag as lag_module
 from isthmus.config.settings import QueueSettings
 from isthmus.node.cli.queue import queue_facts
+from isthmus.queues.lag import LEAST_S, TIMEOUT_S, LagReadings, QueueLag
 from isthmus.queues.queue_documents import PUBLISHING, SERVING
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
+from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.property_digests import PropertyDifference, scope_digest
 from tests.support.queue_listings import listed_queues
@@ -28,9 +30,15 @@ pytestmark = pytest.mark.virtual_time
 P = PARTITIONS[0]
 
 
+async def lags(queue_node: QueueNode) -> list[dict[str, Any]]:
+    """The lags of all queues, in the form in which nodes send them."""
+    found: list[dict[str, Any]] = msgspec.to_builtins(await queue_node.acts.lags())
+    return found
+
+
 async def lag(queue_node: QueueNode) -> dict[str, Any]:
     """The first queue's lag in the first partition."""
-    (queue,) = await queue_node.acts.lags()
+    (queue,) = await lags(queue_node)
     (found,) = [part for part in queue["partitions"] if part["partition"] == P]
     return found
 
@@ -48,7 +56,7 @@ def explained(queue_node: QueueNode, key: bytes, name: str = "q") -> dict[str, A
 async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     """The read pool is blocked: the answer still comes within its time limit, with null for unread values and the
     reason. What is in memory is known. Seconds that were read before stay while the cursor does, and grow."""
-    monkeypatch.setattr(acts_module, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(lag_module, "TIMEOUT_S", 0.2)
 
     async with audited_node() as queue_node:
         queue_node.put(b"k")
@@ -59,7 +67,7 @@ async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pyte
         busy = [queue_node.pool.submit(free.wait, 60) for _ in range(2)]
         try:
             async with asyncio.timeout(PATIENCE_S):
-                (queue,) = await queue_node.acts.lags()
+                (queue,) = await lags(queue_node)
         finally:
             free.set()
             assert all(one.result() for one in busy)
@@ -73,7 +81,7 @@ async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pyte
         busy = [queue_node.pool.submit(free.wait, 20) for _ in range(2)]
         try:
             async with asyncio.timeout(5):
-                (queue,) = await queue_node.acts.lags()
+                (queue,) = await lags(queue_node)
         finally:
             free.set()
             assert all(one.result() for one in busy)
@@ -100,7 +108,7 @@ async def test_no_queue_takes_the_seconds_of_another(monkeypatch: pytest.MonkeyP
             await reads(reading, limit)
 
         monkeypatch.setattr(lag_module._Reading, "_page", slow)
-        found = await queue_node.acts.lags()
+        found = await lags(queue_node)
         assert [queue["queue"] for queue in found] == ["a", "b"]
         for queue in found:
             (part,) = [part for part in queue["partitions"] if part["partition"] == P]
@@ -124,10 +132,104 @@ async def test_a_reading_goes_on_with_the_queue_at_which_the_last_one_ended(monk
         monkeypatch.setattr(lag_module._Reading, "read_seconds", slow)
         known = []
         for _ in range(3):
-            found = await queue_node.acts.lags()
+            found = await lags(queue_node)
             parts = {q["queue"]: part for q in found for part in q["partitions"] if part["partition"] == P}
             known.append({name for name, part in parts.items() if part["seconds"] is not None})
         assert known == [{"a"}, {"a", "b"}, {"a", "b", "c"}]
+
+
+class ScriptedReadings:
+    """Readings that end when the test says so; `began` are the times by which each had to end, in s after its
+    begin."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
+        self.ends: list[asyncio.Future[list[QueueLag]]] = []
+        self.shared = LagReadings(self._take)
+
+    async def _take(self, by_s: float) -> list[QueueLag]:
+        loop = asyncio.get_running_loop()
+        self.began.append(by_s - loop.time())
+        self.ends.append(loop.create_future())
+        return await self.ends[-1]
+
+    async def asked(self, fresh_ms: int = 0) -> asyncio.Task[list[QueueLag]]:
+        """A request, as far as it goes by itself."""
+        task = asyncio.create_task(self.shared.read(fresh_ms))
+        await asyncio.sleep(0.001)
+        return task
+
+
+async def test_no_reading_is_older_than_the_request_that_it_answers() -> None:
+    """Requests of one moment share a reading. Those that come while it runs share the next one, which begins when it
+    has ended: a change that came after the first reading had passed its partition is counted."""
+    readings = ScriptedReadings()
+    first, beside = [asyncio.create_task(readings.shared.read()) for _ in range(2)]
+    await asyncio.sleep(0.001)
+    later = [await readings.asked() for _ in range(3)]
+    assert len(readings.began) == 1
+    readings.ends[0].set_result([])
+    assert await first is await beside
+    await asyncio.sleep(0.001)
+    assert len(readings.began) == 2
+    assert not any(task.done() for task in later)
+    answer: list[QueueLag] = []
+    readings.ends[1].set_result(answer)
+    for task in later:
+        assert await task is answer
+    await readings.asked()
+    assert len(readings.began) == 3
+    await readings.shared.stop()
+
+
+async def test_a_reading_that_waited_has_less_time_and_never_none() -> None:
+    """A request is answered within its time even if it came just after another reading had begun: the node that gathers
+    the answers waits no longer. A little time is always left."""
+    readings = ScriptedReadings()
+    await readings.asked()
+    for waited_s in (1.0, 1.4):
+        waiting = await readings.asked()
+        await asyncio.sleep(waited_s)
+        readings.ends[-1].set_result([])
+        await asyncio.sleep(0.001)
+        assert not waiting.done()
+    assert [round(each, 1) for each in readings.began] == [TIMEOUT_S, 0.5, LEAST_S]
+    await readings.shared.stop()
+
+
+async def test_a_caller_may_take_a_reading_that_began_a_little_earlier() -> None:
+    """A scrape costs no reading where there was one within its time, done or under way; a later one does."""
+    readings = ScriptedReadings()
+    first = await readings.asked()
+    beside = await readings.asked(1_000)
+    readings.ends[0].set_result([])
+    assert await first is await beside
+    assert await (await readings.asked(1_000)) is await first
+    assert len(readings.began) == 1
+    await asyncio.sleep(1)
+    late = await readings.asked(1_000)
+    assert len(readings.began) == 2
+    readings.ends[1].set_exception(NotReady("the store is closed"))
+    with pytest.raises(NotReady):
+        await late
+    await readings.asked(1_000)
+    assert len(readings.began) == 3, "a reading that failed is no answer to others"
+    await readings.shared.stop()
+
+
+async def test_readers_that_leave_end_no_reading_and_a_stop_ends_all() -> None:
+    """The reading goes on for those that stay. A stop ends the one that runs and the one that waits for it."""
+    readings = ScriptedReadings()
+    leaving, staying = [asyncio.create_task(readings.shared.read()) for _ in range(2)]
+    await asyncio.sleep(0.001)
+    leaving.cancel()
+    readings.ends[0].set_result([])
+    assert await staying == []
+    ended = [await readings.asked(), await readings.asked()]
+    await readings.shared.stop()
+    assert [type(one) for one in await asyncio.gather(*ended, return_exceptions=True)] == [asyncio.CancelledError] * 2
+    assert readings.ends[1].cancelled()
+    assert len(readings.began) == 2
 
 
 async def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
@@ -170,7 +272,7 @@ async def test_a_sink_that_stopped_fetching_is_reported_and_a_waiting_one_is_not
 
         async def reason() -> str:
             (row,) = await listed_queues(queue_node.queues)
-            assert row["reason"] == (await queue_node.acts.lags())[0]["reason"]
+            assert row["reason"] == (await queue_node.acts.lags())[0].reason
             return str(row["reason"])
 
         await queue_node.fetch(wait_ms=0)
@@ -194,7 +296,7 @@ async def test_a_sink_that_fetches_too_slowly_is_reported_where_changes_wait() -
 
         async def reasons() -> tuple[str, str, str]:
             (row,) = await listed_queues(queue_node.queues)
-            assert row["reason"] == (await queue_node.acts.lags())[0]["reason"]
+            assert row["reason"] == (await queue_node.acts.lags())[0].reason
             found = explained(queue_node, b"late")
             return str(row["reason"]), found["reason"], found["next"]
 
@@ -221,12 +323,12 @@ async def test_differing_properties_name_the_owner_until_it_is_released() -> Non
             "w2": (PropertyDifference(b"notes"),),
             "w1": (PropertyDifference(b"maps"), PropertyDifference(b"notes")),
         }
-        assert (await queue_node.acts.lags())[0]["reason"] == (
+        assert (await queue_node.acts.lags())[0].reason == (
             "properties differ at west: maps, notes: of the bucket type or of one of its buckets"
         )
         await queue_node.acts.release("q", 0, audit_info(queue_node))
         await settled(queue_node)
-        assert (await queue_node.acts.lags())[0]["reason"] == "released by ann"
+        assert (await queue_node.acts.lags())[0].reason == "released by ann"
 
 
 async def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +514,7 @@ async def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> 
         }
         assert dict(queue_facts(shown))["properties differ at"] == ["w1: bucket default/orders: allow_mult"]
         named = "properties differ at west: bucket default/orders: allow_mult"
-        assert shown["reason"] == (await queue_node.acts.lags())[0]["reason"] == named
+        assert shown["reason"] == (await queue_node.acts.lags())[0].reason == named
         await queue_node.fetch(wait_ms=0, node="old")
         (shown,) = await listed_queues(queue_node.queues)
         assert shown["property_differences"]["old"] == [{"bucket_type": "default", "bucket": None, "properties": []}]

@@ -91,7 +91,7 @@ async def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown()
         await queue_node.eventually(lambda: len(queue_node.queues.machines()["q"].windows) == len(PARTITIONS))
         queue = queue_node.queues.named("q")
         (lag,) = await queue_node.acts.lags()
-        assert [part["objects"] for part in lag["partitions"] if part["partition"] == P] == [1]
+        assert [part.objects for part in lag.partitions if part.partition == P] == [1]
         assert (await queue_node.queues.backlog(queue)).changes == 1
         assert [item[5] for item in await queue_node.acts.peek("q", 10)] == [b"a"]
         rows = {row.key: row for row in queue_node.store.changes(P, 0, 10)}

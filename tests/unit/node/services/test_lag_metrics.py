@@ -2,53 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from math import isnan
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.node.services.lag_metrics import FRESH_MS, STALE_MS, LagMetrics
+from isthmus.node.services.lag_metrics import FRESH_MS, LagMetrics
+from isthmus.queues.lag import PartitionLag, QueueLag
 from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus
 from isthmus.sink.status import FetchedLag
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.ms = 0
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def wall_ms(self) -> int:
-        return self.ms
-
-
-def part(partition: int, seconds: float | None, objects: int | None, size: int | None) -> dict[str, Any]:
+def part(partition: int, seconds: float | None, objects: int | None, size: int | None) -> PartitionLag:
     """A partition as `queues.lag` has it."""
-    return {"partition": partition, "seconds": seconds, "objects": objects, "bytes": size, "in_flight": 0}
+    return PartitionLag(partition, "default", seconds, objects, size, in_flight=0, cursor=1, applied=1)
 
 
-def queue(*parts: dict[str, Any]) -> dict[str, Any]:
+def queue(*parts: PartitionLag) -> QueueLag:
     """A queue as `QueueActs.lags` has it."""
-    return {"queue": "q", "cluster": "west", "uuid": "77", "reason": "", "partitions": list(parts)}
+    return QueueLag(queue="q", cluster="west", uuid="77", reason="", partitions=list(parts))
 
 
 class Reader:
-    """Answers as QueueActs; `reads` counts."""
+    """Answers as QueueActs; `asked` are the ages that would do."""
 
-    def __init__(self, *rows: dict[str, Any]) -> None:
+    def __init__(self, *rows: QueueLag) -> None:
         self.rows = list(rows)
-        self.reads = 0
+        self.asked: list[int] = []
         self.fails = False
 
-    async def lags(self) -> list[dict[str, Any]]:
-        self.reads += 1
-        await asyncio.sleep(0)
+    async def lags(self, fresh_ms: int = 0) -> list[QueueLag]:
+        self.asked.append(fresh_ms)
         if self.fails:
             raise OSError("the store is closed")
         return self.rows
@@ -64,9 +49,9 @@ def record(partition: int, leader: str) -> PartitionRecord:
 RECORDS = {0: record(0, "a"), 1: record(1, "a"), 2: record(2, "b")}
 
 
-def metrics_of(reader: Reader, clock: Clock, fetched: Iterable[FetchedLag] = ()) -> LagMetrics:
+def metrics_of(reader: Reader, fetched: Iterable[FetchedLag] = ()) -> LagMetrics:
     """Those of node a, which leads partitions 0 and 1."""
-    return LagMetrics("a", reader, lambda: RECORDS, lambda: fetched, clock)
+    return LagMetrics("a", reader, lambda: RECORDS, lambda: fetched)
 
 
 def values_of(metrics: LagMetrics, side: str = "source") -> dict[str, float]:
@@ -79,7 +64,7 @@ def values_of(metrics: LagMetrics, side: str = "source") -> dict[str, float]:
 async def test_what_is_led_here_is_summed_as_the_command_does_it() -> None:
     """The metric has the worst partition's seconds, and the sums of objects and bytes. Partitions of other nodes are
     not counted as unknown."""
-    metrics = metrics_of(Reader(queue(part(0, 3.5, 2, 200), part(1, 7.0, 1, 50))), Clock())
+    metrics = metrics_of(Reader(queue(part(0, 3.5, 2, 200), part(1, 7.0, 1, 50))))
     assert list(metrics.samples()) == []
     await metrics.measure()
     assert values_of(metrics) == {"seconds": 7.0, "objects": 3, "bytes": 250, "unknown": 0}
@@ -88,9 +73,9 @@ async def test_what_is_led_here_is_summed_as_the_command_does_it() -> None:
 
 
 @pytest.mark.parametrize("parts", [(part(0, 3.5, 2, 200),), (part(0, 3.5, 2, 200), part(1, None, None, None))])
-async def test_a_partition_that_is_not_known_makes_all_of_it_not_known(parts: tuple[dict[str, Any], ...]) -> None:
+async def test_a_partition_that_is_not_known_makes_all_of_it_not_known(parts: tuple[PartitionLag, ...]) -> None:
     """If it is led here and has no cursor yet, or was not read in time, the numbers are NaN, and `unknown` is 1."""
-    metrics = metrics_of(Reader(queue(*parts)), Clock())
+    metrics = metrics_of(Reader(queue(*parts)))
     await metrics.measure()
     values = values_of(metrics)
     assert values.pop("unknown") == 1
@@ -99,56 +84,37 @@ async def test_a_partition_that_is_not_known_makes_all_of_it_not_known(parts: tu
 
 async def test_a_number_alone_that_is_not_known_is_nan() -> None:
     """If there are too many objects to add up their sizes, seconds and objects are still known."""
-    metrics = metrics_of(Reader(queue(part(0, 3.5, 20_000, None), part(1, 0.0, 0, 0))), Clock())
+    metrics = metrics_of(Reader(queue(part(0, 3.5, 20_000, None), part(1, 0.0, 0, 0))))
     await metrics.measure()
     values = values_of(metrics)
     assert isnan(values.pop("bytes"))
     assert values == {"seconds": 3.5, "objects": 20_000, "unknown": 0}
 
 
-async def test_scrapes_that_come_together_cost_one_reading() -> None:
-    """This holds for concurrent ones, and until FRESH_MS later."""
-    clock, reader = Clock(), Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
-    metrics = metrics_of(reader, clock)
-    await asyncio.gather(*(metrics.measure() for _ in range(3)))
-    clock.ms = FRESH_MS - 1
-    await metrics.measure()
-    assert reader.reads == 1
-    clock.ms = FRESH_MS
-    await metrics.measure()
-    assert reader.reads == 2
-
-
-async def test_a_scrape_that_is_cancelled_ends_no_other() -> None:
-    """All waiting scrapes share one reading; `stop` ends it."""
+async def test_a_scrape_takes_a_reading_of_the_last_second() -> None:
+    """Scrapes that come together, or just after `isthmus lag`, cost no reading of their own."""
     reader = Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
-    metrics = metrics_of(reader, Clock())
-    first, second = (asyncio.create_task(metrics.measure()) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    await second
-    assert values_of(metrics)["objects"] == 2
-    await metrics.stop()
+    await metrics_of(reader).measure()
+    assert reader.asked == [FRESH_MS]
 
 
-async def test_old_numbers_are_not_shown() -> None:
-    """A failed reading is logged and removes the numbers; numbers that were not read again expire."""
-    clock, reader = Clock(), Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
-    metrics = metrics_of(reader, clock)
-    await metrics.measure()
-    clock.ms = STALE_MS + 1
-    assert values_of(metrics) == {}
+async def test_a_reading_that_fails_removes_the_numbers() -> None:
+    """It is logged; the next one shows them again."""
+    reader = Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
+    metrics = metrics_of(reader)
     await metrics.measure()
     assert values_of(metrics)["objects"] == 2
-    clock.ms += FRESH_MS
     reader.fails = True
     with capture_logs() as logs:
         await metrics.measure()
     assert [event["event"] for event in logs] == ["metrics.lag_unread"]
     assert values_of(metrics) == {}
+    reader.fails = False
+    await metrics.measure()
+    assert values_of(metrics)["objects"] == 2
 
 
 async def test_the_sinks_side_is_what_was_fetched_and_is_not_stored() -> None:
     """It is labelled by the source cluster."""
-    metrics = metrics_of(Reader(), Clock(), [FetchedLag("to-east", "west", b"default", 0.5, 3, 300)])
+    metrics = metrics_of(Reader(), [FetchedLag("to-east", "west", b"default", 0.5, 3, 300)])
     assert values_of(metrics, "sink") == {"seconds": 0.5, "objects": 3, "bytes": 300, "unknown": 0}

@@ -606,7 +606,7 @@ async def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up()
         assert (gap["what"], gap["count_at_least"]) == ("discard", 10)
         assert (await queue_node.acts.ledger("q"))["given_up"] == 10
         (lag,) = await queue_node.acts.lags()
-        assert "gaps are open: isthmus gaps q" in lag["reason"]
+        assert "gaps are open: isthmus gaps q" in lag.reason
         await queue_node.crash()
         await queue_node.start()
         assert await queue_node.drain() == names[:10]

@@ -186,13 +186,13 @@ async def test_what_a_sink_said_that_does_not_ask_any_more_has_an_age() -> None:
         await queue_node.eventually(lambda: queue_node.queues.named("q").machine.held_back_since())
 
         async def reasons() -> tuple[str, str]:
-            (row,) = [row for row in await queue_node.acts.lags() if row["queue"] == "q"]
-            assert "orders" not in row["reason"]
+            (row,) = [row for row in await queue_node.acts.lags() if row.queue == "q"]
+            assert "orders" not in row.reason
             (listed,) = [row for row in await listed_queues(queue_node.queues) if row["name"] == "q"]
-            assert row["held"]["orders"] in listed["reason"]
+            assert row.held["orders"] in listed["reason"]
             with pytest.raises(NotReady) as refused:
                 await queue_node.acts.push("q", orders, FULL_SYNC, 0)
-            return row["held"]["orders"], str(refused.value)
+            return row.held["orders"], str(refused.value)
 
         for text in await reasons():
             assert "west has no bucket type orders: its changes wait here" in text
