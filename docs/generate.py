@@ -37,6 +37,7 @@ from isthmus.node.http.openapi import describe
 from isthmus.node.nouns.description import DescribedNoun
 from isthmus.node.nouns.nouns import NOUNS as NOUNS_DESCRIBED
 from isthmus.node.observability.metrics import kind_of
+from isthmus.node.services.finding_codes import CODES
 from isthmus.node.services.history_series import SERIES, name_of
 from isthmus.repl.runtime.latency import KIND_NAMES
 from isthmus.repl.runtime.metrics import PARTS
@@ -394,7 +395,8 @@ def properties_blocks() -> dict[str, str]:
 
 
 def metrics_blocks() -> dict[str, str]:
-    """Section -> the table of its metrics, in the order of the definitions; and the table of the history's series."""
+    """Section -> the table of its metrics, in the order of the definitions; and the tables of the history's series and
+    of findings."""
     rows: dict[str, list[tuple[str, ...]]] = {}
     for name, family in METRICS.items():
         kind = "histogram" if name.endswith("_duration_seconds") else kind_of(name)[1]
@@ -406,7 +408,17 @@ def metrics_blocks() -> dict[str, str]:
             for section, found in rows.items()
         },
         "series of the history": table(("series", "scope", "meaning", "unit"), series_rows()),
+        "alerts of findings": table(
+            ("code", "alert", "Prometheus judges by other metrics because"), alerts_of_findings()
+        ),
     }
+
+
+def alerts_of_findings() -> Iterator[tuple[str, str, str]]:
+    """A row for each code of findings: its alerts, with links to their runbooks, and why they are not built on it."""
+    for code, entry in sorted(CODES.items()):
+        alerts = ", ".join(f"[{name}](runbooks.md#{name.lower()})" for name in entry.alerts)
+        yield f"`{code}`", alerts, entry.not_built
 
 
 # Requests of operators

@@ -64,8 +64,9 @@ from isthmus.node.observability.traces import NodeTracer, check_traces, start_tr
 from isthmus.node.observability.version import program_version
 from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
-from isthmus.node.services import history_sampler, lag_metrics, write_traces
+from isthmus.node.services import finding_metrics, history_sampler, lag_metrics, write_traces
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
+from isthmus.node.services.finding_metrics import FindingMetrics
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.support_query import SUPPORT, SupportResponder
 from isthmus.node.services.wiring import Outside
@@ -173,6 +174,7 @@ METRICS: Final = {
     **audit_log.HELP,
     **history_sampler.HELP,
     **lag_metrics.HELP,
+    **finding_metrics.HELP,
     **clock_offsets.HELP,
     **live.HELP,
     **change_traces.HELP,
@@ -436,6 +438,9 @@ class Node:
             services.this,
         )
         self.admin_api = AdminApi(services, self, AccessControl(guards["admin"], self._audit))
+        self._findings = FindingMetrics(
+            name, self.admin_api.findings.document, lambda: services.controller.registrations
+        )
         Dashboard(self.admin_api, guards["admin"], settings.node.cluster, name)
         services.query.serve(SUPPORT, SupportResponder(settings, self._credentials, logs.lines, self.exposition))
         self.metrics = Metrics(
@@ -457,6 +462,7 @@ class Node:
                 services.row_streams.metrics,
                 services.history_sampler.samples,
                 services.lag_metrics.samples,
+                self._findings.samples,
                 services.clocks.samples,
                 self.admin_api.live.samples,
                 self._listeners.samples,
@@ -492,7 +498,7 @@ class Node:
 
     async def exposition(self) -> bytes:
         """See NodeStatus."""
-        await self.services.lag_metrics.measure()
+        await asyncio.gather(self.services.lag_metrics.measure(), self._findings.measure())
         return self.metrics.render()
 
     @property

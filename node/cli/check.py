@@ -20,6 +20,7 @@ from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit, failure_of
 from isthmus.node.cli.output import CliContext, echo_json, object_in, objects_in, printable
 from isthmus.node.cli.parameters import Count, Duration
+from isthmus.node.services.finding_codes import Code
 from isthmus.node.services.findings import (
     CLOCKS,
     GAPS,
@@ -27,7 +28,6 @@ from isthmus.node.services.findings import (
     LAG,
     LETTERS,
     PROVEN,
-    Code,
     Fact,
     ProbeState,
     ProbeThresholds,

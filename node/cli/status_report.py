@@ -16,11 +16,11 @@ from isthmus.config.text import quantity
 from isthmus.config.units import parse_duration
 from isthmus.node.cli.output import Row, cell, object_in, objects_in
 from isthmus.node.http.answer_texts import without_age
+from isthmus.node.services.finding_codes import Code
 from isthmus.node.services.findings import (
     DOCUMENTS,
     LAG,
     RANK,
-    Code,
     Fact,
     ProbeState,
     ProbeThresholds,

@@ -1,8 +1,8 @@
 """Findings: what is wrong in one cluster, or not known, each with its severity, its subject and what to do. Pure.
 
-The one list behind `isthmus check`, `isthmus status`, `GET /admin/findings` and the dashboard. The functions take the
-answers that `isthmus lag`, `cluster status`, `fullsync status` and `gaps` show, and return facts. A value that an
-answer lacks is unknown, never OK. Severities of the shipped alerts are the same (deploy/prometheus).
+The one list behind `isthmus check`, `isthmus status`, `GET /admin/findings`, the dashboard, `/metrics` and the alerts.
+The functions take the answers that `isthmus lag`, `cluster status`, `fullsync status` and `gaps` show, and return
+facts. A value that an answer lacks is unknown, never OK.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ from isthmus.node.http.answer_texts import (
     silent_sentence,
     without_age,
 )
+from isthmus.node.services.finding_codes import CODES, Code
 
 DOCUMENTS: Final[Mapping[str, str]] = {
     "cluster": "/admin/cluster",
@@ -73,64 +74,6 @@ RANK: Final = (ProbeState.OK, ProbeState.UNKNOWN, ProbeState.WARNING, ProbeState
 """From best to worst: a known problem outranks an unknown state."""
 
 
-class Code(StrEnum):
-    """What a finding is about, for programs; the sentence is for people."""
-
-    ACTOR_RENEWED = "actor-renewed"
-    CERTIFICATE = "certificate"
-    CLOCK = "clock"
-    CREDENTIALS = "credentials"
-    DEFECT = "defect"
-    BUCKET_TYPE_LACKING = "bucket-type-lacking"
-    CLUSTER = "cluster"
-    DEAD_LETTERS = "dead-letters"
-    DISK_FREE = "disk-free"
-    FULLSYNC = "fullsync"
-    FULLSYNC_LACKING = "fullsync-lacking"
-    FULLSYNC_UNPROVEN = "fullsync-unproven"
-    GAPS = "gaps"
-    LAG = "lag"
-    LINKS_FAIL = "links-fail"
-    METASTORE = "metastore"
-    MIN_ISR = "min-isr"
-    NODE_DOWN = "node-down"
-    NODE_SILENT = "node-silent"
-    NOT_KNOWN = "not-known"
-    OFFLINE = "offline"
-    OUT_OF_SYNC = "out-of-sync"
-    SHORT = "short"
-    UNDIALLED = "undialled"
-
-
-REMEDIES: Final[Mapping[Code, str]] = {
-    Code.ACTOR_RENEWED: "compare at a node of each cluster: isthmus fullsync run all --wait; see docs/backup.md",
-    Code.CERTIFICATE: "put a new certificate in the place of the file: nodes read it without a restart",
-    Code.CLOCK: "let that machine keep its time: chronyc tracking, or timedatectl timesync-status there, shows why not",
-    Code.CREDENTIALS: "see the file that the sentence names: nodes read it again without a restart",
-    Code.DEFECT: "report it with the node's log: isthmus support-bundle",
-    Code.BUCKET_TYPE_LACKING: "make the bucket type where it is lacking: isthmus bucket-type create NAME",
-    Code.CLUSTER: "see what the cluster does: isthmus cluster status",
-    Code.DEAD_LETTERS: "read why, then retry or drop them: isthmus sink dead-letters list",
-    Code.DISK_FREE: "make room on that disk, or move replicas away (runbook: a disk is full)",
-    Code.FULLSYNC: "see the newest results: isthmus fullsync status",
-    Code.FULLSYNC_LACKING: "let a full-sync compare what the queue sends: isthmus fullsync add-peer, or [[fullsync]]",
-    Code.FULLSYNC_UNPROVEN: "compare now: isthmus fullsync run all --wait",
-    Code.GAPS: "full-sync closes them; compare now: isthmus fullsync run all --wait",
-    Code.LAG: "see the cause here (isthmus lag), and the sinks of the cluster that fetches (isthmus sink list there)",
-    Code.LINKS_FAIL: "see each link and its error: isthmus sink list",
-    Code.METASTORE: "see ZooKeeper and this node's log: isthmus cluster status",
-    Code.MIN_ISR: "start the nodes that lack: isthmus partition list",
-    Code.NODE_DOWN: "start the node; if it is lost for good: isthmus node drain NODE, then node remove",
-    Code.NODE_SILENT: "look at the node's process, its load and its log",
-    Code.NOT_KNOWN: "ask again; if it stays so, see the node's log",
-    Code.OFFLINE: "start the replicas that it waits for: isthmus partition list",
-    Code.UNDIALLED: "check that node's listen.advertise and listen.cluster, and the firewall between the two",
-    Code.SHORT: "raise the node's limit of open files, or free inodes (runbook: files or inodes are short)",
-    Code.OUT_OF_SYNC: "see which replicas lack, and why: isthmus partition list",
-}
-"""What an operator does next about a finding of each code."""
-
-
 class Fact(NamedTuple):
     """One finding of a probe, as a sentence; OK is a finding, too."""
 
@@ -140,12 +83,12 @@ class Fact(NamedTuple):
     subject: str
     """What it is about, as "queue to-west", "node east-1", "cluster"."""
     own_remedy: str = ""
-    """What to do, where it is not what REMEDIES has for the code."""
+    """What to do, where it is not what CODES has for the code."""
 
     @property
     def remedy(self) -> str:
         """What an operator does next."""
-        return self.own_remedy or REMEDIES[self.code]
+        return self.own_remedy or CODES[self.code].remedy
 
     def as_dict(self) -> dict[str, str]:
         """The form of `GET /admin/findings`."""
@@ -655,6 +598,10 @@ def free_share(disk: Row) -> float | None:
     return free / total if isinstance(free, int) and isinstance(total, int) and total > 0 else None
 
 
+_NOT_IN_FORCE: Final = "is not in force"
+"""Words of the problem of a file that cannot be used, see `Credentials.problems`; the others are certificates."""
+
+
 def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
     """Disks that are nearly full, descriptors and inodes that are few, certificates that need an operator, and defects
     of the program."""
@@ -675,7 +622,7 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             continue
         urgent = one.get("urgent") or ()
         for each in one.get("problems") or ():
-            code = Code.CERTIFICATE if each in urgent else Code.CREDENTIALS
+            code = Code.CREDENTIALS if _NOT_IN_FORCE in str(each) else Code.CERTIFICATE
             state = ProbeState.CRITICAL if each in urgent else ProbeState.WARNING
             yield Fact(state, str(each), code, subject)
         for other, address in object_in(one, "undialled").items():
@@ -791,7 +738,7 @@ def _renewed_facts(node: str, renewed: Sequence[Row]) -> Iterable[Fact]:
             f"{cluster} holds writes of this cluster that it has lost, in {_some(sorted(set(partitions)))}: it went "
             "back to an earlier state, and writes under another actor since"
         )
-        yield Fact(ProbeState.WARNING, words, Code.ACTOR_RENEWED, f"node {node}")
+        yield Fact(ProbeState.CRITICAL, words, Code.ACTOR_RENEWED, f"node {node}")
 
 
 def _nodes_with_failing_links(answers: Mapping[str, Row]) -> list[str]:

@@ -11,8 +11,22 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
+from isthmus.config.settings import TlsSettings
+from isthmus.config.units import parse_duration
 from isthmus.node.daemon import METRICS
+from isthmus.node.security.credentials import URGENT_S
+from isthmus.node.services.finding_codes import CODES, OTHER, UNKNOWN, Code
+from isthmus.node.services.findings import LAG, LETTERS, findings_document
 from tests.project.test_documents_and_samples import anchors_of, unknown_commands
+from tests.support.cluster_answers import (
+    NOW_MS,
+    cluster_answer,
+    fullsync_answer,
+    health_answer,
+    lag_answer,
+    node_row,
+    sinks_answer,
+)
 
 REPOSITORY: Final = Path(__file__).parents[2]
 PROMETHEUS: Final = REPOSITORY / "deploy" / "prometheus"
@@ -206,13 +220,162 @@ def test_every_alert_says_how_bad_it_is_and_what_to_type() -> None:
     """An alert has a severity that the runbooks explain, a summary, and a description that ends with the next step;
     commands in it exist as in any document."""
     for rule in rules():
-        assert rule["labels"]["severity"] in ("critical", "warning"), rule["alert"]
+        taken = "by (job, cluster, severity," in rule["expr"] or "by (job, cluster, code, severity," in rule["expr"]
+        severities = [None] if taken else ["critical", "warning"]  # of the finding, or its own
+        assert rule.get("labels", {}).get("severity") in severities, rule["alert"]
         assert rule["annotations"]["summary"]
         description = rule["annotations"]["description"]
         assert "Next: " in description, rule["alert"]
         assert description.endswith("."), rule["alert"]
         assert not unknown_commands(description), rule["alert"]
-        assert "$value" in rule["annotations"]["summary"] + description or rule["expr"].endswith(("== 0", "== 1"))
+        by_itself = rule["expr"].endswith(("== 0", "== 1")) or "isthmus_findings" in rule["expr"]
+        assert by_itself or "$value" in rule["annotations"]["summary"] + description
+
+
+def built_on(expression: str) -> set[Code]:
+    """Codes of findings on which an alert is built; the one about what is not known names those that it leaves out."""
+    if excluded := re.search(r'isthmus_findings\{severity="unknown",code!~"([^"]+)"', expression):
+        return set(Code) - {Code(code) for code in excluded[1].split("|")}
+    return {
+        Code(code)
+        for codes in re.findall(r'isthmus_findings\{code=~?"([^"]+)",severity', expression)
+        for code in codes.split("|")
+    }
+
+
+def test_every_finding_has_its_alert_and_its_runbook_or_a_reason_why_not() -> None:
+    """Each code names alerts that exist, so that each has a runbook (see above). An alert is built on the codes that
+    name it, and on no other; where it is not, the table says why. Its words and its next step are those of the
+    finding."""
+    by_name = {rule["alert"]: rule for rule in rules()}
+    for code, entry in CODES.items():
+        for name in entry.alerts:
+            assert (code in built_on(by_name[name]["expr"])) == (not entry.not_built), (code, name)
+            texts = by_name[name]["annotations"]
+            if name not in OTHER + UNKNOWN and not entry.not_built:
+                assert entry.words, code
+                assert entry.words in texts["summary"], code
+                assert texts["description"].endswith(f"Next: {entry.remedy}."), code
+    for name, rule in by_name.items():
+        for code in built_on(rule["expr"]) if name not in UNKNOWN else ():
+            assert name in CODES[code].alerts
+
+
+def health_of(**changed: Any) -> dict[str, Any]:
+    """The health of a cluster whose first node says this, too."""
+    answer = health_answer("east")
+    node = next(iter(answer["nodes"]))
+    answer["nodes"][node] = {**answer["nodes"][node], **changed}
+    return {"health": answer}
+
+
+def cluster_of(**changed: Any) -> dict[str, Any]:
+    """The state of a cluster, changed so."""
+    return {"cluster": {**cluster_answer("east"), **changed}}
+
+
+def lag_of(seconds: float | None) -> dict[str, Any]:
+    """A lag of so many seconds."""
+    answer = lag_answer("east")
+    answer["lag"][0]["seconds"] = seconds
+    return {"lag": answer}
+
+
+def sinks_of(letters: int = 0, **changed: Any) -> dict[str, Any]:
+    """Sinks with so many dead letters, and links that are so."""
+    answer = sinks_answer("east", **changed)
+    answer["nodes"][0]["sink"]["dead_letters"]["kept"] = letters
+    return {"sinks": answer}
+
+
+def proven(hours: int) -> dict[str, Any]:
+    """The newest proof is so old."""
+    answer = fullsync_answer("east")
+    for peer in (peer for one in answer["nodes"].values() for peer in one["peers"]):
+        began_ms = NOW_MS - hours * 3_600_000
+        peer["proven_ms"] = {"default": began_ms}
+        peer["newest"]["default"]["began_ms"] = began_ms
+    return {"fullsync": answer}
+
+
+GAP: Final = {"queue": "to-west", "from_ms": NOW_MS - 60_000, "upto_ms": NOW_MS}
+AHEAD: Final = {"nodes": [{"node": "east-2", "offset_ms": 30_000.0, "bound_ms": 1.0}], "peers": []}
+EXPIRES: Final = "tls.certificate of node east-1 expires in 9 days (/etc/isthmus/n1.crt)"
+
+EXAMPLES: Final[list[tuple[Code, str, dict[str, Any]]]] = [
+    (Code.ACTOR_RENEWED, "critical", health_of(renewed=[{"cluster": "west", "partition": 3}])),
+    (Code.BUCKET_TYPE_LACKING, "warning", sinks_of(held_types=["carts"])),
+    (Code.CERTIFICATE, "warning", health_of(problems=[EXPIRES])),
+    (Code.CERTIFICATE, "critical", health_of(problems=[EXPIRES], urgent=[EXPIRES])),
+    (Code.CLOCK, "warning", health_of(clocks=AHEAD)),
+    (Code.CREDENTIALS, "warning", health_of(problems=["a changed file of node east-1 is not in force: no key"])),
+    (Code.DEAD_LETTERS, "warning", sinks_of(letters=3)),
+    (Code.DEAD_LETTERS, "critical", sinks_of(letters=101)),
+    (Code.DEFECT, "warning", health_of(defects=["a defect of this program ended push.bug once"])),
+    (Code.DISK_FREE, "critical", health_of(free_bytes=2)),
+    (Code.DISK_FREE, "warning", health_of(free_bytes=9)),
+    (Code.FULLSYNC_UNPROVEN, "warning", proven(30)),
+    (Code.GAPS, "warning", {"gaps": {"gaps": [GAP], "unknown": [], "unknown_partitions": {}, "at_ms": NOW_MS}}),
+    (Code.LAG, "warning", lag_of(60.0)),
+    (Code.LAG, "critical", lag_of(600.0)),
+    (Code.LAG, "unknown", lag_of(None)),
+    (Code.LINKS_FAIL, "warning", sinks_of(state="failing", reason="timed out")),
+    (Code.MIN_ISR, "critical", cluster_of(below_min_isr=[1])),
+    (Code.NODE_DOWN, "warning", cluster_of(nodes=[node_row("east", 1), node_row("east", 2, "gone")])),
+    (Code.OFFLINE, "critical", cluster_of(partitions={"total": 12, "online": 11, "offline": 1})),
+    (Code.OUT_OF_SYNC, "warning", cluster_of(under_replicated=[1])),
+    (Code.SHORT, "warning", health_of(short=["55 of 64 descriptors are taken"])),
+]
+"""(code, severity, answers of a cluster with such a finding)."""
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "answers"), EXAMPLES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_finding_and_its_alert_have_the_same_words_and_severity(
+    code: Code, severity: str, answers: dict[str, Any]
+) -> None:
+    """The sentence has the words that the alert's summary has. An alert that is not built on findings, so that it has a
+    severity of its own, has that of the finding."""
+    found = findings_document(answers if "cluster" in answers else {"cluster": cluster_answer("east"), **answers}, {})
+    (finding,) = [row for row in found["findings"] if row["code"] == code]
+    assert finding["severity"] == severity
+    assert CODES[code].words in finding["sentence"]
+    if CODES[code].not_built:
+        own = {rule["labels"]["severity"] for rule in rules() if rule["alert"] in CODES[code].alerts}
+        assert severity in own
+
+
+def test_every_code_with_words_or_a_severity_of_its_own_has_an_example() -> None:
+    """Those without one have the alert of all others, or of what is not known; and what is said of the metastore is not
+    known, while its alerts are about how long that lasts."""
+    without = {code for code, entry in CODES.items() if entry.alerts in (OTHER, UNKNOWN)} | {Code.METASTORE}
+    assert {code for code, _, _ in EXAMPLES} | without == set(Code)
+
+
+def test_the_limits_of_certificates_are_those_of_the_node() -> None:
+    """Prometheus counts the days itself: the same as a node does by default."""
+    by_name = {rule["alert"]: rule["expr"] for rule in rules()}
+    days = {
+        "IsthmusCertificateExpires": TlsSettings().expiry_warning_ms // 86_400_000,
+        "IsthmusCertificateExpiresNow": URGENT_S // 86_400,
+    }
+    for name, count in days.items():
+        assert by_name[name].endswith(f"< {count} * 86400"), name
+
+
+def test_the_colours_of_the_dashboard_change_at_the_limits_of_the_findings() -> None:
+    """A figure of the Grafana dashboard is orange where `isthmus status` warns, and red where that is critical."""
+    colours = {
+        panel["title"]: {
+            step["color"]: step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        }
+        for panel in panels()
+        if panel["type"] == "stat"
+    }
+    late, critical = (parse_duration(limit) // 1000 for limit in LAG)
+    assert colours["Lag"] == {"green": None, "orange": late, "red": critical}
+    assert colours["Dead letters"] == {"green": None, "orange": LETTERS[0] + 1, "red": LETTERS[1] + 1}
 
 
 def test_the_sample_configuration_gives_the_labels_that_the_rules_use() -> None:

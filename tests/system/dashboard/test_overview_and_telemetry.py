@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, expect
 
-from isthmus.node.services.findings import Code, Fact, ProbeState, by_severity
+from isthmus.node.services.finding_codes import Code
+from isthmus.node.services.findings import Fact, ProbeState, by_severity
 from tests.support.dashboard_browser import FITS, BrowserPage
 from tests.system.fullsync.clusters import Clusters, eventually, http_request
 

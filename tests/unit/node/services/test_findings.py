@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from isthmus.node.services.findings import DOCUMENTS, REMEDIES, Code, clocks_unknown, findings_document
+from isthmus.node.services.finding_codes import CODES, Code
+from isthmus.node.services.findings import DOCUMENTS, clocks_unknown, findings_document
 from tests.support.cluster_answers import (
     NOW_MS,
     cluster_answer,
@@ -47,7 +48,7 @@ def test_a_finding_has_all_that_a_reader_shows() -> None:
         "severity": "critical",
         "subject": "queue to-west",
         "sentence": "queue to-west, bucket type default: 6.7 min behind, keys that wait: 15",
-        "remedy": REMEDIES[Code.LAG],
+        "remedy": CODES[Code.LAG].remedy,
     }
     assert [row["code"] for row in found["findings"][1:]] == ["links-fail"]
 
@@ -64,10 +65,10 @@ def test_what_was_not_answered_is_a_finding() -> None:
     assert findings_document({}, {"cluster": "no node answers"})["findings"][0]["sentence"] == "no node answers"
 
 
-def test_every_code_has_a_remedy() -> None:
-    """No finding is shown without what to do next."""
-    assert REMEDIES.keys() == set(Code)
-    assert all(REMEDIES.values())
+def test_every_code_has_a_remedy_and_an_alert() -> None:
+    """No finding is shown without what to do next, and none is without an alert."""
+    assert CODES.keys() == set(Code)
+    assert all(entry.remedy and entry.alerts for entry in CODES.values())
 
 
 def clocks(peers: Mapping[tuple[str, str], float] = MappingProxyType({}), bound_ms: float = 1.0, **nodes: float) -> Any:
