@@ -1,4 +1,4 @@
-"""Numbers as the dashboard's pages show them (js/units.js), run by Deno."""
+"""Numbers and findings as the dashboard's pages show them (js/units.js, js/findings.js), run by Deno."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[3]
 
-UNITS = REPOSITORY / "node" / "dashboard" / "static" / "js" / "units.js"
+SCRIPTS = REPOSITORY / "node" / "dashboard" / "static" / "js"
+UNITS = SCRIPTS / "units.js"
 DENO = shutil.which("deno", path=str(Path(sys.executable).parent))
 
 CASES = [
@@ -56,3 +57,32 @@ def test_numbers_at_the_bounds_of_their_units() -> None:
     done = subprocess.run([DENO, "eval", program], capture_output=True, text=True, check=True)
     shown = dict(zip([case[:2] for case in CASES], json.loads(done.stdout), strict=True))
     assert shown == {case[:2]: case[2] for case in CASES}
+
+
+@pytest.mark.skipif(DENO is None, reason="Deno comes with the packages of requirements.lock")
+def test_a_page_shows_a_finding_by_the_severity_that_the_node_gave_it() -> None:
+    """The worst finding of a code about a subject counts; what has none is judged by nobody. The words of states have
+    the tones of their findings: a link that fails and a node that is gone are warnings everywhere."""
+    assert DENO is not None
+    findings = [
+        {"code": "lag", "severity": "critical", "subject": "queue q"},
+        {"code": "lag", "severity": "warning", "subject": "queue q"},
+        {"code": "links-fail", "severity": "warning", "subject": "cluster west"},
+        {"code": "lag", "severity": "unknown", "subject": "queue r"},
+    ]
+    asked = [
+        ["lag", "queue q"],
+        ["links-fail", "cluster west"],
+        ["lag", "queue r"],
+        ["lag", "queue s"],
+        ["gaps", "queue q"],
+    ]
+    program = (
+        f"import {{ toneOfFinding }} from {json.dumps((SCRIPTS / 'findings.js').as_uri())};"
+        f"import {{ toneOf }} from {json.dumps((SCRIPTS / 'badge.js').as_uri())};"
+        f"const found = {json.dumps(findings)};"
+        f"const tones = {json.dumps(asked)}.map(([code, subject]) => toneOfFinding(found, code, subject) ?? null);"
+        'console.log(JSON.stringify([...tones, toneOf("failing"), toneOf("gone"), toneOf("offline")]));'
+    )
+    done = subprocess.run([DENO, "eval", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == ["bad", "warn", "unknown", None, None, "warn", "warn", "bad"]

@@ -36,9 +36,9 @@ const TONES = {
   "passed-over": "warn",
   retrying: "warn",
   paused: "warn",
+  gone: "warn", // as the findings `node-down` and `links-fail`
+  failing: "warn",
   offline: "bad",
-  gone: "bad",
-  failing: "bad",
   failed: "bad",
   lost: "bad",
 };

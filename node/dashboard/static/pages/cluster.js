@@ -1,9 +1,10 @@
 /** Cluster: nodes with their disks, balance and moves, and where every replica of every partition is. */
 
 import { get } from "../js/api.js";
-import { badge } from "../js/badge.js";
+import { badge, SHAPES } from "../js/badge.js";
 import { actButton, command } from "../js/confirm.js";
 import { h, replace } from "../js/dom.js";
+import { toneOfFinding } from "../js/findings.js";
 import { live } from "../js/live.js";
 import { empty, partial, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
@@ -12,6 +13,7 @@ import { bytes, count, milliseconds, number, percent, quantity } from "../js/uni
 
 /** @typedef {import("../js/types.d.ts").NodeRow} NodeRow */
 /** @typedef {import("../js/types.d.ts").PartitionRow} PartitionRow */
+/** @typedef {import("../js/findings.js").Finding} Finding */
 /** @typedef {import("../js/types.d.ts").Leaders} Leaders */
 /** @typedef {import("../js/types.d.ts").Moves} Moves */
 /** @typedef {import("../js/types.d.ts").MovePlan} MovePlan */
@@ -33,7 +35,7 @@ export const page = {
     root.append(nodes, h("div", { class: "cards" }, leaders, moves), grid, dangerous());
 
     const reload = () => void Promise.all([watched.reload(), balance.reload(), orders.reload()]);
-    const watched = watch(nodes, "/admin/nodes", (answer) => shownNodes(answer.nodes, reload), {
+    const watched = watch(nodes, loadNodes, ([answer, judged]) => shownNodes(answer.nodes, judged.findings, reload), {
       everyMs: EVERY_MS,
       signal,
     });
@@ -49,10 +51,19 @@ export const page = {
 // -- nodes ------------------------------------------------------------------------------------------------------------
 
 /**
+ * @param {AbortSignal} signal
+ * @returns {Promise<[{nodes: NodeRow[]}, {findings: Finding[]}]>}
+ */
+function loadNodes(signal) {
+  return Promise.all([get("/admin/nodes", signal), get("/admin/findings", signal)]);
+}
+
+/**
  * @param {NodeRow[]} rows
+ * @param {Finding[]} findings
  * @param {() => void} done
  */
-function shownNodes(rows, done) {
+function shownNodes(rows, findings, done) {
   const racks = new Set(rows.map((row) => row.rack).filter(Boolean));
   /** @param {NodeRow} row @param {string} series */
   const measured = (row, series) => live.sample?.nodes[row.name]?.[series];
@@ -72,13 +83,16 @@ function shownNodes(rows, done) {
         number: true,
         cell: (row) => {
           const text = `${count(row.in_sync)} of ${count(row.replicas)}`;
-          return row.in_sync < row.replicas ? h("b", { class: "bad" }, `■ ${text}`) : text;
+          return row.in_sync < row.replicas ? h("b", { class: "warn" }, `▲ ${text}`) : text;
         },
       },
       {
         title: "Disk free",
         number: true,
-        cell: (row) => disk(measured(row, "disk.free_bytes"), measured(row, "disk.total_bytes")),
+        cell: (row) => {
+          const tone = toneOfFinding(findings, "disk-free", `node ${row.name}`);
+          return disk(measured(row, "disk.free_bytes"), measured(row, "disk.total_bytes"), tone);
+        },
       },
       { title: "CPU", number: true, hint: "of one core", cell: (row) => cpu(measured(row, "process.cpu_percent")) },
       { title: "Memory", number: true, cell: (row) => bytes(measured(row, "process.rss_bytes")) },
@@ -90,11 +104,14 @@ function shownNodes(rows, done) {
   ];
 }
 
-/** @param {number | null | undefined} free @param {number | null | undefined} total */
-function disk(free, total) {
-  if (typeof free !== "number" || typeof total !== "number" || !total) return bytes(free);
-  const text = `${bytes(free)} (${percent(free / total)})`;
-  return free / total < 0.1 ? h("b", { class: "warn" }, `▲ ${text}`) : text;
+/**
+ * @param {number | null | undefined} free
+ * @param {number | null | undefined} total
+ * @param {import("../js/badge.js").Tone | undefined} tone how the finding about it is shown
+ */
+function disk(free, total, tone) {
+  const share = typeof free === "number" && typeof total === "number" && total ? ` (${percent(free / total)})` : "";
+  return tone ? h("b", { class: tone }, `${SHAPES[tone]} ${bytes(free)}${share}`) : `${bytes(free)}${share}`;
 }
 
 /** @param {number | null | undefined} value */
@@ -566,7 +583,7 @@ function shownPartition(row, close) {
       { title: "Role", cell: (each) => each.role ?? "unknown" },
       {
         title: "In sync",
-        cell: (each) => badge(each.in_sync ? "in sync" : "not in sync", each.in_sync ? "good" : "bad"),
+        cell: (each) => badge(each.in_sync ? "in sync" : "not in sync", each.in_sync ? "good" : "warn"),
       },
       { title: "Log end", number: true, cell: (each) => count(each.leo) },
       { title: "Behind", number: true, cell: (each) => count(each.lag) },

@@ -3,6 +3,7 @@
 import { get } from "../js/api.js";
 import { badge, SHAPES } from "../js/badge.js";
 import { h, replace, svg } from "../js/dom.js";
+import { severityOf, toneOfFinding } from "../js/findings.js";
 import { live } from "../js/live.js";
 import { empty, loading, partial, redraw, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
@@ -30,11 +31,11 @@ import { bytes, count, milliseconds, quantity, rate, seconds, UNKNOWN } from "..
 /** @typedef {{cluster: string, out: Direction | null, in: Direction | null}} Peer */
 /** @typedef {import("../js/types.d.ts").Findings} Findings */
 /** A row, and what stands for a proof that it lacks. @typedef {LagRow & {unproven: string}} JudgedRow */
-/** @typedef {{lag: JudgedRow[], sink: SinksOfNodes}} Links */
+/** @typedef {import("../js/findings.js").Finding} Finding */
+/** @typedef {{lag: JudgedRow[], sink: SinksOfNodes, findings: Finding[]}} Links */
 /** Name of a series -> its newest places, of the whole cluster. @typedef {Record<string, (number | null)[]>} Lines */
 
 const LINKS_EVERY_MS = 5_000;
-const LAG_WARNING_S = 60; // beyond it a link is drawn as late, as `isthmus check lag` warns by default
 const NEVER = "never";
 const AHEAD_MS = 1_000; // a proof so far ahead of the answering node's clock is unknown, as `isthmus lag` has it
 const NARROW_PX = 640;
@@ -106,8 +107,9 @@ export const page = {
  * @returns {Promise<Links>}
  */
 async function loadLinks(signal) {
-  const [lag, sink] = await Promise.all([get("/admin/lag", signal), get("/admin/sink/nodes", signal)]);
-  return { lag: lag.lag.map((/** @type {LagRow} */ row) => judged(row, lag.at_ms)), sink };
+  const paths = ["/admin/lag", "/admin/sink/nodes", "/admin/findings"];
+  const [lag, sink, { findings }] = await Promise.all(paths.map((path) => get(path, signal)));
+  return { lag: lag.lag.map((/** @type {LagRow} */ row) => judged(row, lag.at_ms)), sink, findings };
 }
 
 /**
@@ -151,7 +153,7 @@ async function loadLines(peers, signal) {
  * @param {Links} links
  * @returns {Peer[]}
  */
-function peersOf({ lag, sink }) {
+function peersOf({ lag, sink, findings }) {
   /** @type {Map<string, Peer>} */
   const peers = new Map();
   /** @param {string | null} cluster @param {string} queue */
@@ -161,14 +163,17 @@ function peersOf({ lag, sink }) {
     peers.set(name, found);
     return found;
   };
-  for (const [queue, rows] of grouped(lag, (row) => row.queue)) peer(rows[0].cluster, queue).out = sent(queue, rows);
+  for (const [queue, rows] of grouped(lag, (row) => row.queue)) {
+    peer(rows[0].cluster, queue).out = sent(queue, rows, toneOfFinding(findings, "lag", `queue ${queue}`));
+  }
   const fetched = sink.nodes.flatMap((each) => (each.sink?.sinks ?? []).map((link) => ({ ...link, node: each.node })));
   const silent = sink.nodes.filter((each) => each.sink === null).map((each) => each.node);
   // A node that has just started does not know yet which cluster a peer belongs to; others may.
   const clusters = new Map(fetched.filter((row) => row.source_cluster).map((row) => [row.peer, row.source_cluster]));
   const clusterOf = (/** @type {SinkLink} */ row) => row.source_cluster ?? clusters.get(row.peer) ?? null;
   for (const [, rows] of grouped(fetched, (row) => `${clusterOf(row)}/${row.queue}`)) {
-    peer(clusterOf(rows[0]), rows[0].queue).in = received(rows, silent);
+    const failing = toneOfFinding(findings, "links-fail", `cluster ${clusterOf(rows[0]) ?? rows[0].peer}`);
+    peer(clusterOf(rows[0]), rows[0].queue).in = received(rows, silent, failing);
   }
   return [...peers.values()].sort((a, b) => a.cluster.localeCompare(b.cluster));
 }
@@ -176,18 +181,18 @@ function peersOf({ lag, sink }) {
 /**
  * @param {string} queue
  * @param {JudgedRow[]} rows by bucket type
+ * @param {Tone | undefined} late how the finding about its lag is shown
  * @returns {Direction}
  */
-function sent(queue, rows) {
+function sent(queue, rows, late) {
   const behind = worst(rows.map((row) => row.seconds));
   const objects = sum(rows.map((row) => row.objects));
   const reason = [...new Set(rows.map((row) => row.reason).filter(Boolean))].join("; ");
   const unproven = rows.filter((row) => row.proven_ms === null);
   const proven = unproven.length ? null : Math.min(...rows.map((row) => row.proven_ms ?? 0));
-  const late = behind !== null && behind > LAG_WARNING_S;
   return {
     flow: flowOf((name) => name === `queue.acknowledged_per_s:${labelOf(queue)}`),
-    tone: behind === null ? "unknown" : late || reason ? "warn" : "good",
+    tone: behind === null ? "unknown" : late ?? (reason ? "warn" : "good"),
     state: behind === null ? "unknown" : late ? "late" : reason ? "look" : "in time",
     text: `${queue}: ${seconds(behind)} behind, ${objects === null ? "unknown" : quantity(objects, "object")}`,
     lag: [`queue.oldest_age_ms:${labelOf(queue)}`],
@@ -204,15 +209,16 @@ function sent(queue, rows) {
 /**
  * @param {(import("../js/types.d.ts").SinkLink & {node: string})[]} rows of every node and peer
  * @param {string[]} silent nodes that did not answer
+ * @param {Tone | undefined} failing how the finding about its links is shown
  * @returns {Direction}
  */
-function received(rows, silent) {
+function received(rows, silent, failing) {
   const running = rows.filter((row) => row.state === "running").length;
   const lag = worst(rows.map((row) => row.recent_lag_ms_p99).filter((each) => each !== null));
   const reasons = new Set(
     rows.filter((row) => row.state !== "running").map((row) => `${row.node}: ${row.reason || row.state}`),
   );
-  const tone = running === rows.length ? (silent.length ? "unknown" : "good") : running ? "warn" : "bad";
+  const tone = failing ?? (running < rows.length ? "warn" : silent.length ? "unknown" : "good");
   const suspended = rows.every((row) => row.state === "suspended");
   const labels = new Set(rows.map((row) => labelOf(`${row.queue}@${row.peer}`)));
   return {
@@ -498,13 +504,6 @@ function clipped(name, width) {
 
 // -- alarms -----------------------------------------------------------------------------------------------------------
 
-/** Severity of a finding (node/services/findings.py) -> how it is shown. @type {Record<string, [Tone, string]>} */
-const SEVERITIES = {
-  critical: ["bad", "Problem: "],
-  warning: ["warn", "Warning: "],
-  unknown: ["unknown", "Unknown: "],
-};
-
 /** Code of a finding -> the page that has more of it; the others are on Cluster. @type {Record<string, [string, string]>} */
 const PAGES_OF = {
   "actor-renewed": ["fullsync", "Full-sync"],
@@ -527,8 +526,9 @@ function shownFindings({ state, findings }) {
   return h(
     "ul",
     { class: "alarms" },
-    findings.map(({ code, severity, sentence, remedy }, number) => {
-      const [tone, word] = SEVERITIES[severity] ?? SEVERITIES.unknown;
+    findings.map((finding, number) => {
+      const { code, sentence, remedy } = finding;
+      const [tone, word] = severityOf(finding);
       const [id, title] = PAGES_OF[code] ?? ["cluster", "Cluster"];
       return h(
         "li",

@@ -160,8 +160,8 @@ function sources(answers, links, silent, done) {
         title: "Links running",
         cell: (row) => {
           const running = row.linked.filter((each) => each.state === "running").length;
-          const all = running === row.linked.length;
-          return badge(`${count(running)} of ${count(row.linked.length)}`, !running ? "bad" : all ? "good" : "warn");
+          const all = running === row.linked.length; // links that fail are a warning among the findings
+          return badge(`${count(running)} of ${count(row.linked.length)}`, all ? "good" : "warn");
         },
       },
       {
