@@ -149,7 +149,8 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     Code.SHORT: CodeEntry(
         "raise the node's limit of open files, or free inodes (runbook: files or inodes are short)",
         ("IsthmusOpenFilesNearlyShort", "IsthmusInodesNearlyShort"),
-        not_built="each shortage has an alert of its own, with its number and its next step",
+        not_built="each shortage has an alert of its own, with its number; a limit of open files that leaves no room "
+        "for listen.connections_limit has none, since nothing is short yet",
     ),
     Code.UNDIALLED: CodeEntry(
         "check that node's listen.advertise and listen.cluster, and the firewall between the two", OTHER

@@ -17,6 +17,8 @@ from isthmus.node.daemon import METRICS
 from isthmus.node.security.credentials import URGENT_S
 from isthmus.node.services.finding_codes import CODES, OTHER, UNKNOWN, Code
 from isthmus.node.services.findings import LAG, LETTERS, findings_document
+from isthmus.repl.replog.log import RESERVE_BYTES
+from isthmus.repl.shortage import INODES_WARNING, NEARLY_PERCENT
 from tests.project.test_documents_and_samples import anchors_of, unknown_commands
 from tests.support.cluster_answers import (
     NOW_MS,
@@ -353,15 +355,18 @@ def test_every_code_with_words_or_a_severity_of_its_own_has_an_example() -> None
     assert {code for code, _, _ in EXAMPLES} | without == set(Code)
 
 
-def test_the_limits_of_certificates_are_those_of_the_node() -> None:
-    """Prometheus counts the days itself: the same as a node does by default."""
+def test_limits_in_rules_are_those_of_the_node() -> None:
+    """Where Prometheus compares a number itself, it is the one with which a node warns by default."""
     by_name = {rule["alert"]: rule["expr"] for rule in rules()}
-    days = {
-        "IsthmusCertificateExpires": TlsSettings().expiry_warning_ms // 86_400_000,
-        "IsthmusCertificateExpiresNow": URGENT_S // 86_400,
+    limits = {
+        "IsthmusCertificateExpires": f"< {TlsSettings().expiry_warning_ms // 86_400_000} * 86400",
+        "IsthmusCertificateExpiresNow": f"< {URGENT_S // 86_400} * 86400",
+        "IsthmusOpenFilesNearlyShort": f">= {NEARLY_PERCENT / 100} * isthmus_open_files_limit",
+        "IsthmusInodesNearlyShort": f"< {INODES_WARNING}",
+        "IsthmusDiskNearlyFull": f"< {RESERVE_BYTES}",
     }
-    for name, count in days.items():
-        assert by_name[name].endswith(f"< {count} * 86400"), name
+    for name, limit in limits.items():
+        assert by_name[name].endswith(limit), name
 
 
 def test_the_colours_of_the_dashboard_change_at_the_limits_of_the_findings() -> None:
