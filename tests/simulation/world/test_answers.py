@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from isthmus.node.daemon import Node
 from isthmus.node.observability.version import program_version
-from tests.simulation.world.three_nodes import cut_off, get, lived, on_its_loop, world
+from tests.simulation.world.three_nodes import cut_off, get, get_bytes, lived, on_its_loop, world
 from tests.simulation.world.world import World
 from tests.support.waiting import eventually
 
@@ -65,5 +68,34 @@ def test_any_node_has_the_events_of_all(world: World, monkeypatch: pytest.Monkey
         cut_off(n1, "east-3", monkeypatch)
         answer = (await get(n1, "/admin/events"))[1]
         assert answer["unknown"] == {"east-3": "not-ready: no connection to east-3"}
+
+    lived(world, claim)
+
+
+def test_the_first_two_nodes_show_the_findings_of_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metric counts what `GET /admin/findings` lists, by code, severity and subject: none while all is well, and of
+    a node whose links do not answer that it is silent. The third node leaves it to the others."""
+
+    async def counts(node: Node) -> dict[tuple[str, ...], float]:
+        status, body = await get_bytes(node, "/metrics")
+        assert status == 200
+        families = text_string_to_metric_families(body.decode())
+        samples = [sample for family in families for sample in family.samples if sample.name == "isthmus_findings"]
+        return {
+            tuple(sample.labels[name] for name in ("code", "severity", "subject")): sample.value for sample in samples
+        }
+
+    async def claim(nodes: dict[str, Node]) -> None:
+        n1, silent = nodes["east-1"], "east-3"
+        answer = (await get(n1, "/admin/findings"))[1]
+        assert (answer["findings"], await counts(n1)) == ([], {})
+        cut_off(n1, silent, monkeypatch)
+        await asyncio.sleep(2)
+        listed = (await get(n1, "/admin/findings"))[1]["findings"]
+        assert {row["code"] for row in listed} >= {"node-silent"}
+        expected = Counter((row["code"], row["severity"], row["subject"]) for row in listed)
+        assert await counts(n1) == expected
+        assert await counts(nodes["east-2"]) == {}, "nothing is wrong as it sees it"
+        assert await counts(nodes[silent]) == {}
 
     lived(world, claim)

@@ -76,7 +76,13 @@ def cut_off(node: Node, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def get(node: Node, path: str) -> tuple[int, Any]:
-    """The status and the JSON of a GET, read to the end of the connection."""
+    """The status and the JSON of a GET."""
+    status, body = await get_bytes(node, path)
+    return status, json.loads(body)
+
+
+async def get_bytes(node: Node, path: str) -> tuple[int, bytes]:
+    """The status and the body of a GET, read to the end of the connection."""
     reader, writer = await asyncio.open_connection(address(node), ADMIN_PORT)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n".encode())
@@ -85,7 +91,7 @@ async def get(node: Node, path: str) -> tuple[int, Any]:
         writer.close()
     if b"transfer-encoding: chunked" in head.lower():
         body = unchunked(body)
-    return int(head.split()[1]), json.loads(body)
+    return int(head.split()[1]), body
 
 
 def unchunked(body: bytes) -> bytes:
