@@ -11,7 +11,7 @@ from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.findings import findings_document
-from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.errors import IsthmusError, NotReady
 from isthmus.repl.unforeseen import unforeseen
 
 FRESH_MS: Final = 1_000
@@ -49,11 +49,18 @@ class FindingsAdmin:
             self._round.cancel()
 
     async def document(self) -> dict[str, Any]:
-        """The answer to `GET /admin/findings`. A reader that leaves ends nobody else's round."""
+        """The answer to `GET /admin/findings`. A reader that leaves ends nobody else's round. Raises NotReady when the
+        node stops."""
         current = self._round
         if current is None or (current.done() and self._is_old(current)):
             current = self._round = asyncio.ensure_future(self._judged())
-        return await asyncio.shield(current)
+        try:
+            return await asyncio.shield(current)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if current.cancelled() and task is not None and not task.cancelling():
+                raise NotReady("the node stops") from None  # the round was ended, and not its reader
+            raise
 
     def _is_old(self, ended: asyncio.Future[dict[str, Any]]) -> bool:
         if ended.cancelled() or ended.exception() is not None:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from isthmus.node.services.finding_codes import Code
+from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.repl.unforeseen import unforeseen
 
@@ -68,7 +69,7 @@ class FindingMetrics:
         try:
             async with asyncio.timeout(WAIT_S):
                 found = await self._document()
-        except TimeoutError:
+        except (TimeoutError, IsthmusError):
             self._counts = Counter({_NOT_JUDGED: 1})
         except Exception as error:  # the other metrics are shown all the same
             unforeseen.exception("metrics.findings_unread", error)

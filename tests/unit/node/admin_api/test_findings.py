@@ -64,3 +64,14 @@ async def test_a_document_that_fails_is_a_finding_of_its_own() -> None:
     cluster.lag = NotReady("the node starts")
     found = await cluster.admin.document()
     assert [row["sentence"] for row in found["findings"]] == ["lag: the node starts"]
+
+
+async def test_a_round_that_the_stop_of_the_node_ends_is_an_error_of_its_readers() -> None:
+    """They are not cancelled themselves: a scrape, or a question of another node, goes on with an answer."""
+    cluster = Cluster()
+    readers = [asyncio.ensure_future(cluster.admin.document()) for _ in range(2)]
+    await asyncio.sleep(0)
+    cluster.admin.stop()
+    found = await asyncio.gather(*readers, return_exceptions=True)
+    assert [str(one) for one in found] == ["the node stops"] * 2
+    assert all(isinstance(one, NotReady) for one in found)

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.node.services.finding_metrics import REPORTERS, REST, SERIES_MAX, WAIT_S, FindingMetrics
+from isthmus.repl.model.errors import NotReady
 
 pytestmark = pytest.mark.virtual_time
 
@@ -27,13 +28,13 @@ class Judge:
         self.findings = list(findings)
         self.rounds = 0
         self.takes_s = 0.0
-        self.fails = False
+        self.fails: Exception | None = None
 
     async def document(self) -> dict[str, Any]:
         self.rounds += 1
         await asyncio.sleep(self.takes_s)
-        if self.fails:
-            raise OSError("a defect")
+        if self.fails is not None:
+            raise self.fails
         return {"state": "warning", "findings": self.findings}
 
 
@@ -85,10 +86,12 @@ async def test_what_cannot_be_judged_is_a_finding() -> None:
     judge = Judge()
     judge.takes_s = WAIT_S + 1
     assert await shown(judge) == unknown
-    judge.takes_s, judge.fails = 0, True
-    with capture_logs() as logs:
-        assert await shown(judge) == unknown
-    assert [event["event"] for event in logs] == ["metrics.findings_unread"]
+    judge.takes_s = 0
+    for error, events in ((NotReady("the node stops"), []), (OSError("a defect"), ["metrics.findings_unread"])):
+        judge.fails = error
+        with capture_logs() as logs:
+            assert await shown(judge) == unknown
+        assert [event["event"] for event in logs] == events
 
 
 async def test_the_number_of_series_is_limited_and_no_finding_is_left_out() -> None:
