@@ -16,6 +16,7 @@ from msgspec import structs
 from isthmus.node.http.answer_texts import silent_sentence
 from isthmus.node.nouns.node import NodeRow
 from isthmus.node.nouns.partition import PartitionRow, ReplicaRow
+from isthmus.node.services.finding_codes import CODES, Code
 from isthmus.node.services.replica_query import NodeReplicaFacts, ReplicaFacts
 from isthmus.repl.model.errors import OutOfStorage
 from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus, Registration
@@ -140,7 +141,7 @@ def problems(
     found += [f"partition {r.partition} is {r.status.value}: {r.reason}" for r in offline]
     below = below_min_isr(records)
     if below:
-        found.append(f"too few replicas are in sync to take writes (min-ISR) in {_some(below)}")
+        found.append(f"{CODES[Code.MIN_ISR].words} in {_some(below)}")
     under = under_replicated(records)
     if under:
         found.append(f"replicas are out of sync in {_some(under)}")

@@ -186,14 +186,14 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
         states = ", ".join(f"{n} {word}" for word, n in words.items())
         stopped = ProbeState.CRITICAL if total - online > limits.critical else ProbeState.WARNING
         facts.append(
-            Fact(stopped, f"{total - online} of {total} partitions are not online: {states}", Code.OFFLINE, "cluster")
+            Fact(stopped, f"{total - online} of {total} {CODES[Code.OFFLINE].words}: {states}", Code.OFFLINE, "cluster")
         )
     if below:
         stopped = ProbeState.CRITICAL if len(below) > limits.critical else ProbeState.WARNING
         facts.append(
             Fact(
                 stopped,
-                f"too few replicas are in sync to take writes (min-ISR) in {_some(below)}",
+                f"{CODES[Code.MIN_ISR].words} in {_some(below)}",
                 Code.MIN_ISR,
                 "cluster",
             )
@@ -203,7 +203,7 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
         facts.append(
             Fact(
                 lacking,
-                f"{len(under)} of {total} partitions lack replicas in sync: {named(under)}",
+                f"{len(under)} of {total} {CODES[Code.OUT_OF_SYNC].words}: {named(under)}",
                 Code.OUT_OF_SYNC,
                 "cluster",
             )
