@@ -408,17 +408,18 @@ def metrics_blocks() -> dict[str, str]:
             for section, found in rows.items()
         },
         "series of the history": table(("series", "scope", "meaning", "unit"), series_rows()),
-        "alerts of findings": table(
-            ("code", "alert", "Prometheus judges by other metrics because"), alerts_of_findings()
-        ),
+        "alerts of findings": table(("code", "alert on it", "alert on other metrics", "because"), alerts_of_findings()),
     }
 
 
-def alerts_of_findings() -> Iterator[tuple[str, str, str]]:
-    """A row for each code of findings: its alerts, with links to their runbooks, and why they are not built on it."""
+def alerts_of_findings() -> Iterator[tuple[str, str, str, str]]:
+    """A row for each code of findings: its alerts, with links to their runbooks, those by other metrics, and why."""
     for code, entry in sorted(CODES.items()):
-        alerts = ", ".join(f"[{name}](runbooks.md#{name.lower()})" for name in entry.alerts)
-        yield f"`{code}`", alerts, entry.not_built
+        fires, beside = (
+            ", ".join(f"[{name}](runbooks.md#{name.lower()})" for name in names)
+            for names in (entry.alerts, entry.beside)
+        )
+        yield f"`{code}`", fires, beside, entry.because
 
 
 # Requests of operators

@@ -44,12 +44,14 @@ class CodeEntry(NamedTuple):
 
     remedy: str
     """What an operator does next, unless the finding says something else."""
-    alerts: tuple[str, ...]
-    """Alerts of deploy/prometheus/isthmus-alerts.yml about the same condition."""
+    alerts: tuple[str, ...] = ()
+    """Alerts of deploy/prometheus/isthmus-alerts.yml that fire on it, with its severity."""
     words: str = ""
-    """Words of the sentence that the summaries of its own alerts have, too."""
-    not_built: str = ""
-    """Why Prometheus judges by other metrics than `isthmus_findings`; "": it does not."""
+    """Words of the sentence that the summaries of these alerts have, too."""
+    beside: tuple[str, ...] = ()
+    """Alerts about the same condition by other metrics."""
+    because: str = ""
+    """Why Prometheus judges there by itself."""
 
 
 OTHER: Final = ("IsthmusOtherFinding",)
@@ -61,8 +63,8 @@ UNKNOWN: Final = ("IsthmusNotKnown",)
 CODES: Final[Mapping[Code, CodeEntry]] = {
     Code.ACTOR_RENEWED: CodeEntry(
         "compare at a node of each cluster: isthmus fullsync run all --wait; see docs/backup.md",
-        ("IsthmusActorsRenewed",),
-        not_built="Prometheus knows that it was within the last hour; the finding stays until the node is restarted",
+        beside=("IsthmusActorsRenewed",),
+        because="Prometheus knows that it was within the last hour; the finding stays until the node is restarted",
     ),
     Code.BUCKET_TYPE_LACKING: CodeEntry(
         "make the bucket type where it is lacking: isthmus bucket-type create NAME",
@@ -71,8 +73,8 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     ),
     Code.CERTIFICATE: CodeEntry(
         "put a new certificate in the place of the file: nodes read it without a restart",
-        ("IsthmusCertificateExpires", "IsthmusCertificateExpiresNow"),
-        not_built="Prometheus has the time of each file, also of a node that has ended meanwhile",
+        beside=("IsthmusCertificateExpires", "IsthmusCertificateExpiresNow"),
+        because="Prometheus has the time of each file, also of a node that has ended meanwhile",
     ),
     Code.CLOCK: CodeEntry(
         "let that machine keep its time: chronyc tracking, or timedatectl timesync-status there, shows why not",
@@ -88,13 +90,15 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     ),
     Code.DEFECT: CodeEntry(
         "report it with the node's log: isthmus support-bundle",
-        ("IsthmusUnforeseenErrors",),
-        not_built="Prometheus knows that it was within the last hour; the finding stays for a day",
+        beside=("IsthmusUnforeseenErrors",),
+        because="Prometheus knows that it was within the last hour; the finding stays for a day",
     ),
     Code.DISK_FREE: CodeEntry(
         "make room on that disk, or move replicas away (runbook: a disk is full)",
-        ("IsthmusDiskFull", "IsthmusDiskNearlyFull"),
-        not_built="Prometheus judges the pace at which a disk fills; that a node refuses writes is a metric of its own",
+        ("IsthmusDiskNearlyFull",),
+        words="of its disk",
+        beside=("IsthmusDiskFull", "IsthmusDiskFills"),
+        because="that a node refuses writes is a metric of its own; Prometheus sees the pace at which a disk fills",
     ),
     Code.FULLSYNC: CodeEntry("see the newest results: isthmus fullsync status", OTHER),
     Code.FULLSYNC_LACKING: CodeEntry(
@@ -102,8 +106,8 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     ),
     Code.FULLSYNC_UNPROVEN: CodeEntry(
         "compare now: isthmus fullsync run all --wait",
-        ("IsthmusFullSyncLate", "IsthmusFullSyncNeverProven"),
-        not_built="Prometheus counts in checks of the schedule; the finding has a fixed age",
+        beside=("IsthmusFullSyncLate", "IsthmusFullSyncNeverProven"),
+        because="Prometheus counts in checks of the schedule; the finding has a fixed age",
     ),
     Code.GAPS: CodeEntry(
         "full-sync closes them; compare now: isthmus fullsync run all --wait",
@@ -120,8 +124,8 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     ),
     Code.METASTORE: CodeEntry(
         "see ZooKeeper and this node's log: isthmus cluster status",
-        ("IsthmusMetastoreUnreachable", "IsthmusNotRegistered"),
-        not_built="the finding says that what a node shows may be old; how long that lasts, at which nodes, is what "
+        beside=("IsthmusMetastoreUnreachable", "IsthmusNotRegistered"),
+        because="the finding says that what a node shows may be old; how long that lasts, at which nodes, is what "
         "Prometheus judges",
     ),
     Code.MIN_ISR: CodeEntry(
@@ -131,8 +135,8 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     ),
     Code.NODE_DOWN: CodeEntry(
         "start the node; if it is lost for good: isthmus node drain NODE, then node remove",
-        ("IsthmusNodeDown",),
-        not_built="Prometheus asks the node itself, also where no node of the cluster answers",
+        beside=("IsthmusNodeDown",),
+        because="Prometheus asks the node itself, also where no node of the cluster answers",
     ),
     Code.NODE_SILENT: CodeEntry("look at the node's process, its load and its log", UNKNOWN),
     Code.NOT_KNOWN: CodeEntry("ask again; if it stays so, see the node's log", UNKNOWN),
@@ -148,8 +152,8 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     ),
     Code.SHORT: CodeEntry(
         "raise the node's limit of open files, or free inodes (runbook: files or inodes are short)",
-        ("IsthmusOpenFilesNearlyShort", "IsthmusInodesNearlyShort"),
-        not_built="each shortage has an alert of its own, with its number; a limit of open files that leaves no room "
+        beside=("IsthmusOpenFilesNearlyShort", "IsthmusInodesNearlyShort"),
+        because="each shortage has an alert of its own, with its number; a limit of open files that leaves no room "
         "for listen.connections_limit has none, since nothing is short yet",
     ),
     Code.UNDIALLED: CodeEntry(

@@ -52,8 +52,8 @@ EXPECTED: Final = {
     "not-registered": firing("NotRegistered", "PartitionOffline"),
     "document-unreadable": firing("MetastoreDocumentUnreadable"),
     "metastore-rolled-back": firing("MetastoreRolledBack", "PartitionOffline"),
-    "disk-full": firing("DiskFull", "DiskNearlyFull", "UnderReplicated"),
-    "disk-nearly-full": firing("DiskNearlyFull"),
+    "disk-full": firing("DiskFull", "DiskFills", "DiskNearlyFull", "UnderReplicated"),
+    "disk-nearly-full": firing("DiskFills", "DiskNearlyFull", after_s=1_800),
     "open-files-nearly-short": firing("OpenFilesNearlyShort"),
     "inodes-nearly-short": firing("InodesNearlyShort"),
     "unforeseen-errors": firing("UnforeseenErrors", after_s=1_800),
@@ -173,7 +173,7 @@ def alerts_of_rules() -> Iterator[str]:
             yield rule["alert"]
 
 
-ON_FINDINGS: Final = frozenset(name for entry in CODES.values() if not entry.not_built for name in entry.alerts)
+ON_FINDINGS: Final = frozenset(name for entry in CODES.values() for name in entry.alerts)
 """Alerts on what the nodes judge themselves; the records have no findings, see the tests of findings below."""
 
 
@@ -228,8 +228,7 @@ def alerts_of_finding(code: Code, severity: str) -> set[tuple[str, str]]:
     """(alert, severity) that fire on a finding."""
     entry = CODES[code]
     if severity != "unknown":
-        own = [] if entry.not_built else [name for name in entry.alerts if name not in ("IsthmusLagUnknown", *UNKNOWN)]
-        return {(name, severity) for name in own}
+        return {(name, severity) for name in entry.alerts if name not in ("IsthmusLagUnknown", *UNKNOWN)}
     if code is Code.LAG:
         return {("IsthmusLagUnknown", "warning")}
     return set() if code in (Code.FULLSYNC_UNPROVEN, Code.METASTORE) else {(UNKNOWN[0], "warning")}
@@ -264,7 +263,7 @@ def test_each_finding_fires_its_alert_with_its_severity(tmp_path: Path) -> None:
 
 
 @pytest.mark.promtool
-@pytest.mark.parametrize("code", ["clock", "dead-letters", "fullsync", "gaps", "lag"])
+@pytest.mark.parametrize("code", ["clock", "dead-letters", "disk-free", "fullsync", "gaps", "lag"])
 def test_a_warning_that_becomes_critical_is_an_alert_all_the_time(code: str, tmp_path: Path) -> None:
     """From the time at which the warning fires there is no minute without an alert, and at the end it is critical
     alone. After the finding is over, so is the alert, twice the time later at most that it waited before."""
