@@ -27,6 +27,7 @@ class Code(StrEnum):
     FULLSYNC_UNPROVEN = "fullsync-unproven"
     GAPS = "gaps"
     LAG = "lag"
+    LEDGER = "ledger"
     LINKS_FAIL = "links-fail"
     METASTORE = "metastore"
     MIN_ISR = "min-isr"
@@ -118,6 +119,11 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
         "see the cause here (isthmus lag), and the sinks of the cluster that fetches (isthmus sink list there)",
         ("IsthmusQueueLag", "IsthmusLagUnknown"),
         words="behind",
+    ),
+    Code.LEDGER: CodeEntry(
+        "keep the logs, compare (isthmus fullsync run all --wait), and report it: isthmus support-bundle",
+        ("IsthmusLedgerOff",),
+        words="the ledger is off",
     ),
     Code.LINKS_FAIL: CodeEntry(
         "see each link and its error: isthmus sink list", ("IsthmusSinkFailing",), words="fetches from"

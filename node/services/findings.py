@@ -156,6 +156,21 @@ def lag_facts(rows: Sequence[Mapping[str, Any]], limits: ProbeThresholds) -> lis
     return facts
 
 
+_LEDGER: Final = re.compile(r"the ledger is off by [^;]*")
+"""What the reason of a lag says of a ledger that does not close, see `queues.status.reason`."""
+
+
+def ledger_facts(rows: Sequence[Mapping[str, Any]]) -> list[Fact]:
+    """A fact for each queue of which changes disappeared without being accounted for: rows of `/admin/lag`."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for words in _LEDGER.findall(str(row.get("reason") or "")):
+            found.setdefault(f"queue {cell(row.get('queue'))}", {})[words] = None
+    return [
+        Fact(ProbeState.CRITICAL, f"{queue}: {'; '.join(words)}", Code.LEDGER, queue) for queue, words in found.items()
+    ]
+
+
 def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
     """Facts about replicas in sync and partitions that accept writes: the answer of `/admin/cluster`.
 
@@ -565,7 +580,8 @@ def findings_of(answers: Mapping[str, Row], errors: Mapping[str, str]) -> list[F
     found = [Fact(ProbeState.UNKNOWN, f"{name}: {why}", Code.NOT_KNOWN, name) for name, why in errors.items()]
     found += [*staleness_facts(cluster), *isr_facts(cluster, ProbeThresholds(*ISR)), *_health_facts(answers)]
     if "lag" in answers:
-        found += lag_facts(objects_in(answers["lag"], "lag"), ProbeThresholds(*map(parse_duration, LAG)))
+        rows = objects_in(answers["lag"], "lag")
+        found += [*lag_facts(rows, ProbeThresholds(*map(parse_duration, LAG))), *ledger_facts(rows)]
     fullsync = answers.get("fullsync", {})
     nodes, at_ms = fullsync.get("nodes"), fullsync.get("at_ms")
     if isinstance(nodes, dict) and isinstance(at_ms, int):

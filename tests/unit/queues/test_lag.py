@@ -12,6 +12,7 @@ import pytest
 import isthmus.queues.lag as lag_module
 from isthmus.config.settings import QueueSettings
 from isthmus.node.cli.queue import queue_facts
+from isthmus.node.services.findings import ledger_facts
 from isthmus.queues.lag import LEAST_S, TIMEOUT_S, LagReadings, QueueLag
 from isthmus.queues.queue_documents import PUBLISHING, SERVING
 from isthmus.queues.window_rules import FULL_SYNC
@@ -546,6 +547,8 @@ async def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
         }
         (shown,) = await listed_queues(queue_node.queues)
         assert "off by 2" in shown["reason"]
+        rows = [{"queue": "q", "reason": (await queue_node.acts.lags())[0].reason}]
+        assert [fact.sentence for fact in ledger_facts(rows)] == ["queue q: the ledger is off by 2: a bug"]
         window.ledger.eligible -= 2
         queue_node.queues.tick()
         assert queue_node.queues.status()["state"] == "running"

@@ -514,6 +514,7 @@ const PAGES_OF = {
   "fullsync-unproven": ["fullsync", "Full-sync"],
   "gaps": ["queues", "Queues"],
   "lag": ["queues", "Queues"],
+  "ledger": ["queues", "Queues"],
   "links-fail": ["sinks", "Sinks"],
 };
 

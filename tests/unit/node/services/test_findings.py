@@ -7,7 +7,14 @@ from types import MappingProxyType
 from typing import Any
 
 from isthmus.node.services.finding_codes import CODES, Code
-from isthmus.node.services.findings import DOCUMENTS, clocks_unknown, findings_document
+from isthmus.node.services.findings import (
+    DOCUMENTS,
+    ProbeState,
+    ProbeThresholds,
+    clocks_unknown,
+    findings_document,
+    lag_facts,
+)
 from tests.support.cluster_answers import (
     NOW_MS,
     cluster_answer,
@@ -162,3 +169,18 @@ def test_an_unforeseen_exception_is_a_finding_of_its_node() -> None:
     assert finding["sentence"] == f"node {node}: {words}"
     assert (finding["severity"], finding["code"]) == ("warning", "defect")
     assert "support-bundle" in finding["remedy"]
+
+
+def test_a_ledger_that_is_off_is_critical_though_nothing_is_behind() -> None:
+    """Each queue is named once, whatever the number of its bucket types, with what all nodes say; a check of the lag
+    alone is not concerned."""
+    answers = answers_of("east")
+    row = answers["lag"]["lag"][0]
+    why = "node e1: gaps are open; the ledger is off by 3: a bug; node e2: the ledger is off by 2: a bug"
+    answers["lag"]["lag"] = [{**row, "reason": why, "bucket_type": name} for name in ("default", "carts")]
+    (finding,) = findings_document(answers, {})["findings"]
+    assert (finding["code"], finding["severity"], finding["subject"]) == ("ledger", "critical", "queue to-west")
+    assert finding["sentence"] == "queue to-west: the ledger is off by 3: a bug; the ledger is off by 2: a bug"
+    assert {fact.state for fact in lag_facts(answers["lag"]["lag"], ProbeThresholds(30_000, 300_000))} == {
+        ProbeState.OK
+    }
