@@ -107,8 +107,10 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     ),
     Code.FULLSYNC_UNPROVEN: CodeEntry(
         "compare now: isthmus fullsync run all --wait",
+        OTHER,
         beside=("IsthmusFullSyncLate", "IsthmusFullSyncNeverProven"),
-        because="Prometheus counts in checks of the schedule; the finding has a fixed age",
+        because="they count in checks of the schedule: where these are frequent, they fire before the finding, whose "
+        "age is fixed",
     ),
     Code.GAPS: CodeEntry(
         "full-sync closes them; compare now: isthmus fullsync run all --wait",
