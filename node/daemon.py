@@ -57,7 +57,7 @@ from isthmus.node.http.application import AccessControl
 from isthmus.node.http.audit import AuditTrail
 from isthmus.node.http.listener import Listeners, bind
 from isthmus.node.local import supervisor_client
-from isthmus.node.observability import audit_log, logs, traces, version
+from isthmus.node.observability import journal, logs, traces, version
 from isthmus.node.observability.metrics import Metrics
 from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.node.observability.traces import NodeTracer, check_traces, start_tracer
@@ -171,7 +171,7 @@ METRICS: Final = {
     **credentials.HELP,
     **logs.HELP,
     **unforeseen.HELP,
-    **audit_log.HELP,
+    **journal.HELP,
     **history_sampler.HELP,
     **lag_metrics.HELP,
     **finding_metrics.HELP,
@@ -400,8 +400,8 @@ class Node:
     def _build_apis(self) -> None:
         services, settings = self.services, self.settings
         guards, name = self._credentials.guards, settings.node.name
-        self._audit = AuditTrail(name, services.audit, self._time, guards["admin"])
-        client_audit = AuditTrail(name, services.audit, self._time, guards["http"])
+        self._audit = AuditTrail(name, services.journal, self._time, guards["admin"])
+        client_audit = AuditTrail(name, services.journal, self._time, guards["http"])
         self.client_api = ClientApi(
             ClientPorts(
                 kv=services.coordinator,
@@ -472,7 +472,7 @@ class Node:
                 self._credentials.samples,
                 logs.lines.samples,
                 unforeseen.unforeseen.samples,
-                services.audit.samples,
+                services.journal.samples,
                 *(() if services.traces is None else (services.traces.samples,)),
             ],
             METRICS,
@@ -563,7 +563,7 @@ class Node:
         else:
             logs.set_level(found.log.level)
             self._level = found.log.level
-            self.services.audit.limit(found.log.audit_size_bytes, found.log.audit_files_count)
+            self.services.journal.limit(found.log.audit_size_bytes, found.log.audit_files_count)
             restart = dataclasses.replace(found, log=self.settings.log) != self.settings
         said = log.warning if troubles else log.info
         said("node.reloaded", log_level=self._level, troubles=troubles, changed_settings_need_a_restart=restart)
@@ -627,7 +627,7 @@ class Node:
         clean = await services.runtime.stop(STOP_TIMEOUT_S)
         await services.fullsync.stop(save=clean)
         await self._listeners.stop()
-        await services.audit.stop()
+        await services.journal.stop()
         await self._credentials.stop()
         await self._release(clean)
         log.info("node.stopped", clean=clean)

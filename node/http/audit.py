@@ -2,7 +2,7 @@
 
 `HttpApplication` passes every request to a route with another method than GET and HEAD through `AuditTrail.watch`,
 unless the route is listed in NOT_ACTS. A new route is recorded without anything to do; a test asserts that ACTS has
-words for it. Handlers add values before and after by `Request.changed`. `node.observability.audit_log` writes the
+words for it. Handlers add values before and after by `Request.changed`. `node.observability.journal` writes the
 lines; docs/audit.md has their keys.
 
 Requests without a known token and those of foreign web pages are not recorded, since anybody could push the acts of
@@ -116,7 +116,7 @@ _USERINFO: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class AuditLines(Protocol):
-    """Where the lines go (`node.observability.audit_log.AuditLog`)."""
+    """Where the lines go (`node.observability.journal.Journal`)."""
 
     async def append(self, line: dict[str, Any]) -> None:
         """Write a line; returns when it is on the disk or lost, after a bounded time."""

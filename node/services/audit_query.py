@@ -16,7 +16,7 @@ import msgspec
 from msgspec import structs
 
 from isthmus.node.http.answer_limits import ROWS_MAX
-from isthmus.node.observability.audit_log import AuditLog
+from isthmus.node.observability.journal import Journal
 from isthmus.node.services.cluster_query import JsonBody, Query
 from isthmus.repl.model.errors import CodecError, LocalFault, NotReady
 from isthmus.repl.model.ports import TimeSource
@@ -122,9 +122,9 @@ AUDIT: Final[Query[ReadAudit, NodeAudit]] = Query(METHOD, JsonBody(METHOD, ReadA
 class AuditResponder:
     """Answers AUDIT from this node's log."""
 
-    def __init__(self, node: str, lines: AuditLog, time: TimeSource) -> None:
+    def __init__(self, node: str, journal: Journal, time: TimeSource) -> None:
         self._node = node
-        self._lines = lines
+        self._journal = journal
         self._time = time
 
     async def respond(self, request: ReadAudit) -> NodeAudit:
@@ -134,12 +134,12 @@ class AuditResponder:
         since_ms = begin_of(request.since_ms, request.last_ms, self._time)
         try:
             async with asyncio.timeout(READ_S):
-                page = await self._lines.page(before, since_ms, limit, request.wanted.include)
+                page = await self._journal.acts(before, since_ms, limit, request.wanted.include)
         except TimeoutError as error:
-            raise NotReady(f"the disk did not give {self._lines.directory} within {READ_S} s") from error
+            raise NotReady(f"the disk did not give {self._journal.directory} within {READ_S} s") from error
         except OSError as error:
-            raise LocalFault(f"{self._lines.directory} cannot be read: {error.strerror}") from error
-        return NodeAudit(page.acts, page.more, page.unreadable, self._lines.counts["lost"], page.read_to)
+            raise LocalFault(f"{self._journal.directory} cannot be read: {error.strerror}") from error
+        return NodeAudit(page.lines, page.more, page.unreadable, self._journal.counts["lost"], page.read_to)
 
 
 def begin_of(since_ms: int, last_ms: int | None, time: TimeSource) -> int:

@@ -22,8 +22,8 @@ from isthmus.aae.service import FullSync, FullSyncCluster, FullSyncConfig, Local
 from isthmus.config.settings import Settings
 from isthmus.node.http.durations import OBJECT, RequestDurations
 from isthmus.node.http.listener import Listeners, published
-from isthmus.node.observability.audit_log import AuditLog
 from isthmus.node.observability.events import recent
+from isthmus.node.observability.journal import Journal
 from isthmus.node.observability.traces import NodeTracer
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
@@ -180,7 +180,7 @@ class NodeServices:
         self.http_url, self.admin_url = resources.http_url, resources.admin_url
         self.credentials = resources.credentials
         limits = settings.log.audit_size_bytes, settings.log.audit_files_count
-        self.audit = AuditLog(settings.node.data_dir, *limits)
+        self.journal = Journal(settings.node.data_dir, *limits)
         self.store = resources.store
         self.replog = resources.replog
         self.options = EffectiveOptions(settings)
@@ -428,7 +428,7 @@ class NodeServices:
     def _serve_queries(self) -> None:
         self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
         self.query.serve(TELEMETRY, TelemetryResponder(self.runtime))
-        self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.audit, self.time))
+        self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.journal, self.time))
         secrets = self.credentials.secrets
         self.query.serve(
             EVENTS, EventResponder(self.settings.node.name, recent, self.fullsync_status, self.time, secrets)

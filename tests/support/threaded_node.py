@@ -97,13 +97,13 @@ class ThreadedNode:
         served = asyncio.create_task(self.node.serve())
         while not self.node.ready()[0]:
             await asyncio.sleep(0.01)
-        # The node starts reading threads at the first listings, and that of the audit log at the first act; tests must
+        # The node starts reading threads at the first listings, and that of the journal at the first act; tests must
         # find the same threads before and after.
         begun = threading.Barrier(READ_THREADS)
         await asyncio.gather(
             *(self._loop.run_in_executor(self.node.services.read_pool, begun.wait, 10) for _ in range(READ_THREADS))
         )
-        await self.node.services.audit.page(None, 0, 1)
+        await self.node.services.journal.acts(None, 0, 1)
         self._up.set()
         await served
 

@@ -711,12 +711,11 @@ async def audit_lines_lost(at: Recording) -> None:
     path = "/admin/options/replication.max.time.lag.millis/set"
     await east.post("n1", path, value=4_000)
     await at.healthy()
-    audit = east.nodes["n1"].services.audit
-    (file,) = audit.directory.glob("*.jsonl")
+    journal = east.nodes["n1"].services.journal
+    (file,) = journal.directory.glob("0*.jsonl")
     file.unlink()
     file.symlink_to("/dev/full")
-    audit._close()
-    audit._next_id = 0
+    journal._acts.close()
     await east.post("n1", path, value=5_000)
     await at.scrape(5)
 

@@ -180,19 +180,17 @@ def test_an_act_is_carried_out_although_the_disk_is_full(tmp_path: Path) -> None
         assert call(node.admin, "POST", path, {"value": 4_000})[0] == 200
         assert node.node is not None
         services = node.node.services
-        file = services.audit.directory / "000000000001.jsonl"
+        file = services.journal.directory / "000000000001.jsonl"
         kept = file.rename(tmp_path / "kept")
         file.symlink_to("/dev/full")
-        services.audit._close()
-        services.audit._next_id = 0
+        services.journal._acts.close()
         status, answer = call(node.admin, "POST", path, {"value": 5_000})
         assert (status, answer["options"][0]["effective"]) == (200, 5_000)
         metrics = call(node.admin, "GET", "/metrics")[1].decode()
         assert 'isthmus_audit_lines_total{result="lost"} 1' in metrics
         file.unlink()
         kept.rename(file)
-        services.audit._close()
-        services.audit._next_id = 0
+        services.journal._acts.close()
         assert call(node.admin, "POST", path, {"value": 6_000})[0] == 200
         found = acts(node)
         assert [(act["id"], act["after"], act.get("lost_before")) for act in found["acts"]] == [

@@ -43,7 +43,7 @@ def test_any_node_has_the_events_of_all(world: World, monkeypatch: pytest.Monkey
     async def claim(nodes: dict[str, Node]) -> None:
         n1, n2 = nodes["east-1"], nodes["east-2"]
         act = {"at_ms": 2_000, "who": {"by": "ann"}, "what": {"act": "drain"}, "outcome": "done", "via": "cli"}
-        on_its_loop(world, n2, lambda: n2.services.audit.enqueue(act))
+        on_its_loop(world, n2, lambda: n2.services.journal.enqueue(act))
 
         async def acts() -> tuple[int, Any] | None:
             found = await get(n1, "/admin/events?kind=act")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from isthmus.node.admin_api.application import AdminApi
-from isthmus.node.observability import audit_log
-from isthmus.node.observability.audit_log import AuditLog
+from isthmus.node.observability import line_files
+from isthmus.node.observability.journal import Journal
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from tests.support.node_status import FakeNodeStatus
 from tests.support.query_links import QueryLinks
@@ -26,11 +26,11 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.links = QueryLinks()
-        self.logs: dict[str, AuditLog] = {}
+        self.logs: dict[str, Journal] = {}
         self.time: Any = SimpleNamespace(wall_ms=lambda: 5_000)
         for name in ("n1", "n2", "n3"):
             (directory / name).mkdir()
-            self.logs[name] = AuditLog(directory / name, 1_000_000, 4)
+            self.logs[name] = Journal(directory / name, 1_000_000, 4)
             self.links.add(name).serve(AUDIT, AuditResponder(name, self.logs[name], self.time))
         services = SimpleNamespace(
             query=self.links.nodes["n1"],
@@ -137,7 +137,7 @@ async def test_a_cursor_is_checked(tmp_path: Path) -> None:
 async def test_acts_are_filtered_on_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The filters are a person, an act, an object, an outcome, and a time, page by page, although each node reads a few
     lines at a time: no act is lost or shown twice, and the page shows the progress of the search."""
-    monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 100)
+    monkeypatch.setattr(line_files, "SCAN_BYTES_MAX", 100)
     async with cluster_of(tmp_path) as cluster:
         for at_ms in range(30):
             by = "bob" if at_ms in (3, 17) else "ann"
@@ -154,7 +154,7 @@ async def test_acts_are_filtered_on_all_nodes(tmp_path: Path, monkeypatch: pytes
         assert len(searched) > 3
         assert searched == sorted(searched, reverse=True)
         assert answer["searched_to_ms"] is None
-        monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 1_000_000)
+        monkeypatch.setattr(line_files, "SCAN_BYTES_MAX", 1_000_000)
         for query, times in (
             ("act=a+b", [5]), ("object=a%20b", [5]), ("who=bob&until=16", [3]), ("who=bob&since=4", [17]),
             ("outcome=refused", []), ("who=bob&act=a+b", []), ("until=1", [1, 0]),

@@ -28,8 +28,8 @@ from isthmus.node.nouns.requests import AuditedRequest, DryRun
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.security.tls import NodeName
-from tests.support.memory_audit_log import MemoryAuditLog
 from tests.support.memory_client_api import ClientApiFixture
+from tests.support.memory_journal import MemoryJournal
 from tests.support.node_status import FakeNodeStatus
 from tests.support.tls_files import CertificateFolder
 
@@ -50,7 +50,7 @@ class Recorded:
 
     def __init__(self, guard: Guard | None = None) -> None:
         self.end: BaseException | None = None
-        self.kept = MemoryAuditLog()
+        self.kept = MemoryJournal()
         trail = AuditTrail("n1", self.kept, SimpleNamespace(wall_ms=lambda: NOW_MS), guard)  # type: ignore[arg-type]
         self.app = HttpApplication(AccessControl(guard, trail))
         self.app.router.add("POST", "/admin/things/{name}", BodyHandler(SetRequest, self._act))
@@ -339,7 +339,7 @@ async def test_every_act_is_recorded(client_api: ClientApiFixture, logged: Any) 
     otherwise."""
     for listener, app in all_routes(client_api.app).items():
         for method, pattern in sorted(changing(app)):
-            kept = MemoryAuditLog()
+            kept = MemoryJournal()
             app.audit = AuditTrail("n1", kept, SimpleNamespace(wall_ms=lambda: NOW_MS), None)  # type: ignore[arg-type]
             path = pattern.replace("{", "").replace("}", "")
             await sent(app, method, path, b"no JSON")

@@ -1,4 +1,4 @@
-"""The audit log's files: numbers, rotation, restarts, torn lines, full disks, bounded waiting."""
+"""The journal's acts: numbers, rotation, restarts, torn lines, full disks, bounded waiting."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from isthmus.node.observability import audit_log
-from isthmus.node.observability.audit_log import AuditLog, AuditPage
+from isthmus.node.observability import journal, line_files
+from isthmus.node.observability.journal import Journal
+from isthmus.node.observability.line_files import LinePage
 
 
 def line(at_ms: int, act: str = "set option x") -> dict[str, Any]:
@@ -25,18 +26,18 @@ def line(at_ms: int, act: str = "set option x") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def opened(directory: Path, file_bytes: int = 1_000_000, files: int = 8) -> AsyncIterator[AuditLog]:
-    """An audit log that is stopped at the end."""
-    found = AuditLog(directory, file_bytes, files)
+async def opened(directory: Path, file_bytes: int = 1_000_000, files: int = 8) -> AsyncIterator[Journal]:
+    """A journal that is stopped at the end."""
+    found = Journal(directory, file_bytes, files)
     try:
         yield found
     finally:
         await found.stop()
 
 
-def ids(page: AuditPage) -> list[int]:
+def ids(page: LinePage) -> list[int]:
     """The ids of a page."""
-    return [act["id"] for act in page.acts]
+    return [act["id"] for act in page.lines]
 
 
 def files(directory: Path) -> list[Path]:
@@ -60,27 +61,27 @@ async def test_pages_go_from_the_newest_to_the_oldest(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         for at_ms in range(10, 17):
             await log.append(line(at_ms))
-        first = await log.page(None, 0, 3)
+        first = await log.acts(None, 0, 3)
         assert (ids(first), first.more) == ([7, 6, 5], True)
-        rest = await log.page(5, 0, 10)
+        rest = await log.acts(5, 0, 10)
         assert (ids(rest), rest.more) == ([4, 3, 2, 1], False)
-        assert ids(await log.page(None, 15, 10)) == [7, 6]
-        assert ids(await log.page(1, 0, 10)) == []
+        assert ids(await log.acts(None, 15, 10)) == [7, 6]
+        assert ids(await log.acts(1, 0, 10)) == []
         (file,) = files(tmp_path)
         os.utime(file, (10, 10))  # the last change, in seconds
-        assert ids(await log.page(None, 10_000 + audit_log.CLOCK_SLACK_MS + 1, 10)) == []
+        assert ids(await log.acts(None, 10_000 + line_files.CLOCK_SLACK_MS + 1, 10)) == []
 
 
 async def test_a_page_reads_a_bounded_part_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If few lines match, the page ends early and reports how far it has read; the next one begins there. Lines older
     than `since` by more than the clock tolerance end the reading."""
-    monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 250)
+    monkeypatch.setattr(line_files, "SCAN_BYTES_MAX", 250)
     async with opened(tmp_path, file_bytes=400, files=100) as log:
         for at_ms in range(20):
             await log.append(line(at_ms, "rare" if at_ms == 4 else "usual"))
         found, before, pages = [], None, 0
         while True:
-            page = await log.page(before, 0, 10, lambda each: each["what"]["act"] == "rare")
+            page = await log.acts(before, 0, 10, lambda each: each["what"]["act"] == "rare")
             found += ids(page)
             pages += 1
             assert page.read_to is not None
@@ -90,17 +91,17 @@ async def test_a_page_reads_a_bounded_part_of_the_log(tmp_path: Path, monkeypatc
             assert before is None or page.read_to[0] < before
             before = page.read_to[0]
         assert (found, page.read_to, pages > 4) == ([5], (1, 0), True)
-        hour = audit_log.CLOCK_SLACK_MS
+        hour = line_files.CLOCK_SLACK_MS
         await log.append(line(hour + 7))
-        monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 1_000_000)
-        page = await log.page(None, hour + 6, 10)
+        monkeypatch.setattr(line_files, "SCAN_BYTES_MAX", 1_000_000)
+        page = await log.acts(None, hour + 6, 10)
         assert (ids(page), page.more, page.read_to) == ([21], False, (7, 6))
 
 
 async def test_a_log_that_was_never_written_has_no_lines(tmp_path: Path) -> None:
     """Reading makes no directory."""
     async with opened(tmp_path) as log:
-        assert await log.page(None, 0, 10) == AuditPage([], False, 0, None)
+        assert await log.acts(None, 0, 10) == LinePage([], False, 0, None)
     assert not os.listdir(tmp_path)
 
 
@@ -112,10 +113,10 @@ async def test_files_are_rotated_and_the_oldest_deleted(tmp_path: Path) -> None:
         kept = files(tmp_path)
         assert len(kept) == 3
         assert all(0 < file.stat().st_size <= 1_000 for file in kept)
-        page = await log.page(None, 0, 100)
+        page = await log.acts(None, 0, 100)
         assert ids(page) == list(range(100, int(kept[0].stem) - 1, -1))
-        assert len(page.acts) > 20
-        assert ids(await log.page(int(kept[1].stem), 0, 100))[-1] == int(kept[0].stem)
+        assert len(page.lines) > 20
+        assert ids(await log.acts(int(kept[1].stem), 0, 100))[-1] == int(kept[0].stem)
 
 
 async def test_a_lower_limit_holds_from_the_next_file_on(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ async def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
         async with opened(tmp_path) as log:
             await log.append(line(run))
     async with opened(tmp_path) as log:
-        assert ids(await log.page(None, 0, 10)) == [3, 2, 1]
+        assert ids(await log.acts(None, 0, 10)) == [3, 2, 1]
     assert len(files(tmp_path)) == 1
 
 
@@ -150,10 +151,10 @@ async def test_a_torn_last_line_costs_only_itself(tmp_path: Path, torn: bytes) -
     with file.open("ab") as appended:
         appended.write(torn)
     async with opened(tmp_path) as log:
-        before = await log.page(None, 0, 10)
+        before = await log.acts(None, 0, 10)
         assert (ids(before), before.unreadable) == ([3, 2, 1], 1)
         await log.append(line(9))
-        after = await log.page(None, 0, 10)
+        after = await log.acts(None, 0, 10)
         assert (ids(after), after.unreadable) == ([4, 3, 2, 1], 1)
     assert file.read_bytes().count(torn + b"\n") == 1
 
@@ -164,7 +165,7 @@ async def test_a_file_that_is_torn_alone_keeps_its_place_in_the_order(tmp_path: 
     (tmp_path / "audit" / "000000000040.jsonl").write_bytes(b'{"id":40')
     async with opened(tmp_path) as log:
         await log.append(line(1))
-        assert ids(await log.page(None, 0, 10)) == [41]
+        assert ids(await log.acts(None, 0, 10)) == [41]
 
 
 async def test_on_a_full_disk_lines_are_lost_counted_and_marked(tmp_path: Path) -> None:
@@ -186,12 +187,12 @@ async def test_on_a_full_disk_lines_are_lost_counted_and_marked(tmp_path: Path) 
         assert log.counts == {"written": 0, "unsynced": 0, "lost": 2}
         file.unlink()
         kept.rename(file)
-        log._close()  # the next line opens a file again, as after a rotation
+        log._acts.close()  # the next line opens a file again, as after a rotation
         await log.append(line(4))
-        first, *_ = (await log.page(None, 0, 10)).acts
+        first, *_ = (await log.acts(None, 0, 10)).lines
         assert (first["at_ms"], first["lost_before"]) == (4, 2)
         await log.append(line(5))
-        assert "lost_before" not in (await log.page(None, 0, 1)).acts[0]
+        assert "lost_before" not in (await log.acts(None, 0, 1)).lines[0]
 
 
 async def test_a_disk_that_fills_amid_a_line_tears_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,14 +207,14 @@ async def test_a_disk_that_fills_amid_a_line_tears_no_other(tmp_path: Path, monk
         return written
 
     async with opened(tmp_path) as log:
-        monkeypatch.setattr(audit_log.os, "write", short)
+        monkeypatch.setattr(line_files.os, "write", short)
         for at_ms in range(3):
             await log.append(line(at_ms))
         room[0] = 1_000_000
         await log.append(line(9))
-        page = await log.page(None, 0, 10)
-        assert ([act["at_ms"] for act in page.acts], page.unreadable) == ([9, 1, 0], 1)
-        assert page.acts[0]["lost_before"] == 1
+        page = await log.acts(None, 0, 10)
+        assert ([act["at_ms"] for act in page.lines], page.unreadable) == ([9, 1, 0], 1)
+        assert page.lines[0]["lost_before"] == 1
 
 
 async def test_a_failed_sync_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,39 +225,39 @@ async def test_a_failed_sync_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
 
     async with opened(tmp_path) as log:
         await log.append(line(1))
-        monkeypatch.setattr(audit_log.os, "fsync", failing)
+        monkeypatch.setattr(line_files.os, "fsync", failing)
         with structlog.testing.capture_logs() as events:
             await log.append(line(2))
         assert [event["event"] for event in events] == ["audit.unsynced"]
         assert log.counts == {"written": 1, "unsynced": 1, "lost": 0}
-        assert ids(await log.page(None, 0, 10)) == [2, 1]
+        assert ids(await log.acts(None, 0, 10)) == [2, 1]
 
 
 async def test_a_disk_that_hangs_bounds_the_wait_and_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """append stops waiting after WAIT_S; beyond QUEUE_MAX lines new ones are lost; waiting ones are written when the
     disk recovers."""
-    monkeypatch.setattr(audit_log, "WAIT_S", 0.05)
-    monkeypatch.setattr(audit_log, "QUEUE_MAX", 3)
+    monkeypatch.setattr(journal, "WAIT_S", 0.05)
+    monkeypatch.setattr(journal, "QUEUE_MAX", 3)
     goes_on, sync = threading.Event(), os.fsync
 
     def hanging(fd: int) -> None:
         assert goes_on.wait(60)
         sync(fd)
 
-    monkeypatch.setattr(audit_log.os, "fsync", hanging)
+    monkeypatch.setattr(line_files.os, "fsync", hanging)
     async with opened(tmp_path) as log:
         with structlog.testing.capture_logs() as events:
             await log.append(line(0))  # in the thread
             await asyncio.gather(*(log.append(line(at_ms)) for at_ms in range(1, 6)))
         assert [event["why"] for event in events] == ["too many lines wait for the disk"] * 2
         goes_on.set()
-        monkeypatch.setattr(audit_log, "WAIT_S", 10)
+        monkeypatch.setattr(journal, "WAIT_S", 10)
         assert log._writing is not None
         await log._writing
         await log.append(line(6))
-        page = await log.page(None, 0, 10)
-        assert [act["at_ms"] for act in page.acts] == [6, 3, 2, 1, 0]
-        assert sum(act.get("lost_before", 0) for act in page.acts) == log.counts["lost"] == 2
+        page = await log.acts(None, 0, 10)
+        assert [act["at_ms"] for act in page.lines] == [6, 3, 2, 1, 0]
+        assert sum(act.get("lost_before", 0) for act in page.lines) == log.counts["lost"] == 2
 
 
 async def test_a_line_that_is_no_json_is_lost_alone(tmp_path: Path) -> None:
@@ -266,7 +267,7 @@ async def test_a_line_that_is_no_json_is_lost_alone(tmp_path: Path) -> None:
             for each in (line(1), {**line(2), "before": object()}, line(3)):
                 await log.append(each)
         assert [event["event"] for event in events] == ["audit.write_failed", "audit.lost"]
-        assert [act["at_ms"] for act in (await log.page(None, 0, 10)).acts] == [3, 1]
+        assert [act["at_ms"] for act in (await log.acts(None, 0, 10)).lines] == [3, 1]
 
 
 async def test_many_writers_at_once_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,12 +278,12 @@ async def test_many_writers_at_once_share_a_sync(tmp_path: Path, monkeypatch: py
         syncs[0] += 1
         sync(fd)
 
-    monkeypatch.setattr(audit_log.os, "fsync", counted)
+    monkeypatch.setattr(line_files.os, "fsync", counted)
     async with opened(tmp_path) as log:
         await asyncio.gather(*(log.append(line(at_ms)) for at_ms in range(200)))
-        page = await log.page(None, 0, 1_000)
+        page = await log.acts(None, 0, 1_000)
         assert ids(page) == list(range(200, 0, -1))
-        assert {act["at_ms"] for act in page.acts} == set(range(200))
+        assert {act["at_ms"] for act in page.lines} == set(range(200))
     assert syncs[0] < 20
 
 
@@ -290,8 +291,8 @@ async def test_two_logs_on_one_directory_tear_no_line(tmp_path: Path) -> None:
     """The data directory's lock allows one node; were there two, each line would still be whole."""
     async with opened(tmp_path) as one, opened(tmp_path) as other:
         await asyncio.gather(*(each.append(line(at_ms)) for at_ms in range(100) for each in (one, other)))
-        page = await one.page(None, 0, 1_000)
-        assert (len(page.acts), page.unreadable) == (200, 0)
+        page = await one.acts(None, 0, 1_000)
+        assert (len(page.lines), page.unreadable) == (200, 0)
 
 
 async def test_a_line_that_is_too_long_loses_its_values(tmp_path: Path) -> None:
@@ -299,7 +300,7 @@ async def test_a_line_that_is_too_long_loses_its_values(tmp_path: Path) -> None:
     huge = {**line(1), "before": "x" * 50_000, "after": "y", "what": {"act": "a", "request": {"k": "z" * 50_000}}}
     async with opened(tmp_path) as log:
         await log.append(huge)
-        (found,) = (await log.page(None, 0, 1)).acts
+        (found,) = (await log.acts(None, 0, 1)).lines
         assert (found["before"], found["what"], found["cut"]) == (None, {"act": "a", "request": None}, True)
         assert found["who"] == {"by": "ann"}
 
@@ -310,8 +311,8 @@ async def test_texts_of_any_kind_come_back(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         await log.append(line(1, text))
         await log.append(line(2))
-        page = await log.page(None, 0, 10)
-        assert ([act["what"]["act"] for act in page.acts], page.unreadable) == (["set option x", text], 0)
+        page = await log.acts(None, 0, 10)
+        assert ([act["what"]["act"] for act in page.lines], page.unreadable) == (["set option x", text], 0)
 
 
 async def test_a_long_file_is_read_backward_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,20 +321,20 @@ async def test_a_long_file_is_read_backward_in_blocks(tmp_path: Path, monkeypatc
         for at_ms in range(20):
             await log.append(line(at_ms))
         for block in (1, 7, 100, 1_000):
-            monkeypatch.setattr(audit_log, "BLOCK_BYTES", block)
-            page = await log.page(None, 0, 100)
+            monkeypatch.setattr(line_files, "BLOCK_BYTES", block)
+            page = await log.acts(None, 0, 100)
             assert (ids(page), page.unreadable) == (list(range(20, 0, -1)), 0)
 
 
 async def test_a_page_of_large_lines_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fits into one answer between nodes, and the next page continues after it."""
-    monkeypatch.setattr(audit_log, "PAGE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(line_files, "PAGE_BYTES_MAX", 1_000)
     async with opened(tmp_path) as log:
         for at_ms in range(30):
             await log.append(line(at_ms))
         found: list[int] = []
-        while page := await log.page(found[-1] if found else None, 0, 1_000):
-            assert len(page.acts) < 20
+        while page := await log.acts(found[-1] if found else None, 0, 1_000):
+            assert len(page.lines) < 20
             found += ids(page)
             if not page.more:
                 break

@@ -1,4 +1,4 @@
-"""The audit log in memory: lines as the files would give them back."""
+"""The journal in memory: acts as the files would give them back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from isthmus.node.observability.audit_log import AuditPage, Line
+from isthmus.node.observability.line_files import Line, LinePage
 
 
-class MemoryAuditLog:
+class MemoryJournal:
     """Keeps every line. Implements `node.http.audit.AuditLines`."""
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class MemoryAuditLog:
         written.set_result(None)
         return written
 
-    async def page(
+    async def acts(
         self, before_id: int | None, since_ms: int, limit: int, wanted: Callable[[Line], bool] = lambda _line: True
-    ) -> AuditPage:
-        """See AuditLog."""
+    ) -> LinePage:
+        """See Journal."""
         acts: list[Line] = []
         read_to: tuple[int, int] | None = None
         for line in reversed(self.lines):
@@ -38,10 +38,10 @@ class MemoryAuditLog:
                 continue
             if line["at_ms"] >= since_ms and wanted(line):
                 if len(acts) == limit:
-                    return AuditPage(acts, True, 0, read_to)
+                    return LinePage(acts, True, 0, read_to)
                 acts.append(line)
             read_to = line["id"], line["at_ms"]
-        return AuditPage(acts, False, 0, read_to)
+        return LinePage(acts, False, 0, read_to)
 
     async def stop(self) -> None:
-        """See AuditLog."""
+        """See Journal."""
