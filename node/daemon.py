@@ -324,6 +324,7 @@ class Node:
         )
         services = NodeServices(settings, resources, self._time, self._on_fatal)
         self._services = services
+        services.journal.start()
         self._build_apis()
         for record in sorted(records.values(), key=lambda r: r.partition):
             if identity.partition(record.partition) is not None:  # those to be removed, too: they may be assigned again
@@ -595,6 +596,7 @@ class Node:
         if self._fatal is not None:
             # After a failure of log or store the process's state cannot be trusted: no hand-over, no last writes.
             log.critical("node.failed", sentence=f"{self._fatal}; the node ends", exit_code=EXIT_STORAGE)
+            await services.journal.stop()
             machine().exit(EXIT_STORAGE)
         log.info("node.stopping", reason=self._stop_reason)
         self._manager.stopping(self._stop_reason)
@@ -627,7 +629,6 @@ class Node:
         clean = await services.runtime.stop(STOP_TIMEOUT_S)
         await services.fullsync.stop(save=clean)
         await self._listeners.stop()
-        await services.journal.stop()
         await self._credentials.stop()
         await self._release(clean)
         log.info("node.stopped", clean=clean)
@@ -656,6 +657,8 @@ class Node:
                 )
         finally:
             # A ZooKeeper that does not stop is an error; the node's own resources are released all the same.
+            if self._services is not None:
+                await self._services.journal.stop()  # before the lock on the data directory is released
             if self._identity is not None:
                 self._identity.close(clean)
             if self._tracer is not None:

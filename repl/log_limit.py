@@ -28,11 +28,14 @@ class _Window:
 
 
 class LogLimit:
-    """Lets `burst` lines of a subject through in INTERVAL_S, and counts the others. May be used by all threads."""
+    """Lets `burst` lines of a subject through in `interval_s`, and counts the others. May be used by all threads."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic_s, burst: int = 1) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = monotonic_s, burst: int = 1, interval_s: float = INTERVAL_S
+    ) -> None:
         self._clock = clock
         self._burst = burst
+        self._interval_s = interval_s
         self._lock = MemoryLock()
         self._windows: dict[Hashable, _Window] = {}
 
@@ -44,7 +47,7 @@ class LogLimit:
             if window is None:
                 window = self._add(subject, now_s)
             if now_s >= window.ends_s:
-                window.ends_s, window.written = now_s + INTERVAL_S, 0
+                window.ends_s, window.written = now_s + self._interval_s, 0
             if window.written >= self._burst:
                 window.suppressed += 1
                 return None

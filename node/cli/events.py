@@ -69,7 +69,7 @@ def events_command(
 
     Repeated events are one line, with their number and the first time; -o json has each.
 
-    Acts are kept in the audit log over restarts; of other events each node keeps the newest 2,000 since its start.
+    They come from the nodes' journals, which are on disk and go back beyond the last restart.
     """
     if timeout_ms is not None and not follow:
         raise BadInput("--timeout ends --follow: give both")

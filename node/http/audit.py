@@ -15,7 +15,6 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, Protocol
 
 from isthmus.node.http.application import (
@@ -35,6 +34,7 @@ from isthmus.node.http.responses import Headers, Reply, RequestRefused, explanat
 from isthmus.node.http.router import Router
 from isthmus.node.nouns.nouns import NOUNS
 from isthmus.node.nouns.requests import WORDS_MAX, JsonRequest
+from isthmus.node.observability.line_files import utc_text
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.security.tls import shown_address
@@ -244,9 +244,8 @@ class AuditTrail:
         reason: str | None = None,
     ) -> dict[str, Any]:
         at_ms = self._time.wall_ms()
-        at = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
         return {
-            "at": at.replace("+00:00", "Z"),
+            "at": utc_text(at_ms),
             "at_ms": at_ms,
             "node": self._node,
             "who": who,

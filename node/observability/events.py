@@ -1,25 +1,36 @@
-"""The newest events of this node's log that concern operators.
+"""The events of this node's log that concern operators: more than one request, and no act, which has its own line.
 
-They tell of more than one request.
 A step of the log's chain (`logs.configure`) hands each event over; of those of KINDS the newest EVENTS_MAX are kept in
-memory. Acts of operators are left out: the audit log has them, on disk. Events below the log's level never come here.
+memory, from where `journal` writes them to the disk. Events below the log's level never come here.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from isthmus.node.observability.redaction import Redactor
-from isthmus.repl.machine import machine, one_per_process
+from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.machine import MemoryLock, machine, one_per_process
 
 EVENTS_MAX: Final = 2_000
-"""Events that are kept: hours of a quiet cluster, and the whole story of a bad one; at most 1 MB."""
+"""Events in memory, at most 1 MB: hours of a quiet cluster. As many may wait for a disk that is full or hangs; of more,
+the oldest are not written."""
 
 TEXT_MAX: Final = 400
 """Longest text of an event; the log has the rest."""
+
+REPEATS_MAX: Final = 10
+"""Events of one name and subject that are written to the disk in REPEATS_S. A link that fails once a second for a day
+takes 400 KB of the journal instead of 20 MB."""
+
+STORM_MAX: Final = 1_000
+"""Events of one name, whatever their subjects, that are written in this time: an election has one for each partition.
+At most 40 MB a day for each name; a guess."""
+
+REPEATS_S: Final = 600.0
 
 KINDS: Final[Mapping[str, str]] = {
     "controller": "election",
@@ -46,6 +57,7 @@ KINDS: Final[Mapping[str, str]] = {
     "files": "security",
     "runtime": "problem",
     "audit": "problem",
+    "journal": "problem",
 }
 """First part of an event's name -> kind."""
 
@@ -61,23 +73,31 @@ QUIET: Final = frozenset(
 )
 """Events of these kinds that are no news to an operator, or come by the hundred."""
 
+SUBJECT: Final = ("partition", "peer", "queue", "path", "reason", "listener", "bucket_type", "child", "exception_type")
+"""Fields that say what an event is about; events that agree in them repeat each other."""
+
 HIDDEN: Final = frozenset(("event", "node", "level", "timestamp", "exception", "exc_info", "stack"))
 """Fields that an event's text does not repeat."""
 
 
 _FORMS: Final = Redactor()
-"""Removes what looks like a secret before a text is cut; what is known as one is removed from answers."""
+"""Removes what looks like a secret before a text is cut; what is known as one is removed by `journal`."""
 
 
 class RecentEvent(NamedTuple):
-    """One event. `number` counts the events of this process; numbers may come out of order."""
+    """One event. `number` counts the events of this process, from 1 on."""
 
     number: int
     at_ms: int
     kind: str
     event: str
     level: str
+    subject: str
+    """What it is about: its fields of SUBJECT."""
     text: str
+    """All its fields."""
+    suppressed: int | None
+    """How many events that it repeats were left out of the files before it; None: so is this one."""
 
 
 class RecentEvents:
@@ -85,23 +105,53 @@ class RecentEvents:
 
     def __init__(self, limit_count: int = EVENTS_MAX) -> None:
         self._events: deque[RecentEvent] = deque(maxlen=limit_count)
-        self._numbers = itertools.count(1)
+        self._lock = MemoryLock()
+        self._repeats = LogLimit(burst=REPEATS_MAX, interval_s=REPEATS_S)
+        self._storms = LogLimit(burst=STORM_MAX, interval_s=REPEATS_S)
+        self.newest = 0
+        """Number of the newest event."""
         self.began_ms = machine().wall_ns() // 1_000_000
         """Begin of the process: with it the number of an event is unique over restarts."""
+        self.listener: Callable[[], None] | None = None
+        """Called after each event, in the thread that logs; must neither block nor raise."""
 
     def keep(self, _logger: Any, method: str, event: Any) -> Any:
         """A step of the log's chain: keeps the event if it is one for operators, and passes it on. Never raises."""
         name = str(event.get("event", ""))
         kind = KINDS.get(name.partition(".")[0])
         if kind is not None and method != "debug" and not _is_quiet(name, event):
+            name = name[:TEXT_MAX]
+            subject, text = _texts(event)
+            suppressed = self._suppressed_before(name, subject)
             at_ms = machine().wall_ns() // 1_000_000
-            self._events.append(RecentEvent(next(self._numbers), at_ms, kind, name, method, _text(event)))
+            with self._lock:
+                self.newest += 1
+                self._events.append(RecentEvent(self.newest, at_ms, kind, name, method, subject, text, suppressed))
+            if self.listener is not None:
+                self.listener()
         return event
 
     def since(self, at_ms: int, limit: int, kind: str | None = None) -> list[RecentEvent]:
         """The newest events (of a kind) from `at_ms` on, `limit` at most, the oldest first."""
-        found = [each for each in list(self._events) if each.at_ms >= at_ms and kind in (None, each.kind)]
+        found = [each for each in self.all() if each.at_ms >= at_ms and kind in (None, each.kind)]
         return found[-limit:] if limit else []
+
+    def all(self) -> list[RecentEvent]:
+        """All that are kept, the oldest first."""
+        with self._lock:
+            return list(self._events)
+
+    def after(self, number: int, limit: int) -> list[RecentEvent]:
+        """The oldest events that are kept with a higher number, `limit` at most."""
+        with self._lock:
+            start = max(0, number + 1 - self._events[0].number) if self._events else 0
+            return list(islice(self._events, start, start + limit))
+
+    def _suppressed_before(self, name: str, subject: str) -> int | None:
+        """See `RecentEvent.suppressed`."""
+        of_subject = self._repeats.due((name, subject))
+        of_name = None if of_subject is None else self._storms.due(name)
+        return None if of_subject is None or of_name is None else of_subject + of_name
 
 
 def _is_quiet(name: str, event: Mapping[str, Any]) -> bool:
@@ -109,13 +159,15 @@ def _is_quiet(name: str, event: Mapping[str, Any]) -> bool:
     return name in QUIET or "by" in event or (name == "isr.role" and event.get("role") != "leader")
 
 
-def _text(event: Mapping[str, Any]) -> str:
-    """The fields of an event without secrets; of fields that cannot be shown, why."""
+def _texts(event: Mapping[str, Any]) -> tuple[str, str]:
+    """Subject and text of an event, without secrets; of fields that cannot be shown, why."""
     try:
-        told = {key: value for key, value in event.items() if key not in HIDDEN and value not in ("", None)}
-        return ", ".join(f"{key} {value}" for key, value in _FORMS.document(told).items())[:TEXT_MAX]
+        shown = {key: value for key, value in event.items() if key not in HIDDEN and value not in ("", None)}
+        clean = _FORMS.document(shown)
+        subject = ", ".join(f"{key} {clean[key]}" for key in SUBJECT if key in clean)
+        return subject[:TEXT_MAX], ", ".join(f"{key} {value}" for key, value in clean.items())[:TEXT_MAX]
     except Exception as error:  # noqa: BLE001 -- an event's values are anything, and its line is to be written
-        return f"(fields that cannot be shown: {type(error).__name__})"
+        return "", f"(fields that cannot be shown: {type(error).__name__})"
 
 
 recent: Final = one_per_process(RecentEvents)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -216,6 +217,11 @@ class LineFiles:
 
     def _first_id(self, path: Path) -> int:
         return int(path.stem.removeprefix(self._prefix))
+
+
+def utc_text(at_ms: int) -> str:
+    """A time (ms since 1970) as lines have it beside the number: UTC, with milliseconds."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _encoded(line: Line) -> bytes:

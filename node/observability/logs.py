@@ -21,7 +21,7 @@ from typing import Any, Final, TextIO
 import structlog
 
 from isthmus.config.settings import LogSettings
-from isthmus.node.observability.events import recent
+from isthmus.node.observability.events import SUBJECT, recent
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.machine import MemoryLock, machine, monotonic_s, one_per_process, utc_now
 from isthmus.repl.telemetry import Family, Sample
@@ -34,9 +34,6 @@ comes and goes stays readable. Events whose cause may last log less often by a l
 
 BURST_EVENT: Final = 1_000
 """Lines of one event, whatever its subjects, in this time: an election logs one line for each partition."""
-
-SUBJECT: Final = ("partition", "peer", "queue", "path", "reason", "listener", "bucket_type", "child", "exception_type")
-"""Fields that say what an event is about; lines that agree in them repeat each other."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_log_failures_total": Family(

@@ -23,7 +23,7 @@ from isthmus.config.settings import Settings
 from isthmus.node.http.durations import OBJECT, RequestDurations
 from isthmus.node.http.listener import Listeners, published
 from isthmus.node.observability.events import recent
-from isthmus.node.observability.journal import Journal
+from isthmus.node.observability.journal import Journal, NodeEvents
 from isthmus.node.observability.traces import NodeTracer
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
@@ -180,7 +180,8 @@ class NodeServices:
         self.http_url, self.admin_url = resources.http_url, resources.admin_url
         self.credentials = resources.credentials
         limits = settings.log.audit_size_bytes, settings.log.audit_files_count
-        self.journal = Journal(settings.node.data_dir, *limits)
+        events = NodeEvents(settings.node.name, recent, resources.credentials.secrets)
+        self.journal = Journal(settings.node.data_dir, *limits, events)
         self.store = resources.store
         self.replog = resources.replog
         self.options = EffectiveOptions(settings)
@@ -431,7 +432,7 @@ class NodeServices:
         self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.journal, self.time))
         secrets = self.credentials.secrets
         self.query.serve(
-            EVENTS, EventResponder(self.settings.node.name, recent, self.fullsync_status, self.time, secrets)
+            EVENTS, EventResponder(self.settings.node.name, self.journal, self.fullsync_status, self.time, secrets)
         )
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))

@@ -1,7 +1,4 @@
-"""Events of all nodes in one order.
-
-They come from the nodes' logs, the audit logs, and full-sync's results.
-"""
+"""Events of all nodes in one order: those of the nodes' journals, acts among them, and full-sync's results."""
 
 from __future__ import annotations
 
@@ -11,7 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from isthmus.node.http.answer_limits import ROWS_MAX
-from isthmus.node.observability.events import RecentEvents
+from isthmus.node.observability.journal import Journal
+from isthmus.node.observability.line_files import Line
 from isthmus.node.observability.redaction import Redactor
 from isthmus.node.services.audit_query import NodeAudit, begin_of
 from isthmus.node.services.cluster_query import JsonBody, Query
@@ -46,6 +44,8 @@ class Event(msgspec.Struct, frozen=True):
     event: str
     level: str
     text: str
+    subject: str = ""
+    """What it is about, such as a partition; nodes of the version before do not send it."""
 
 
 EVENTS: Final[Query[ReadEvents, list[Event]]] = Query(
@@ -54,18 +54,18 @@ EVENTS: Final[Query[ReadEvents, list[Event]]] = Query(
 
 
 class EventResponder:
-    """Answers EVENTS from this node's events and the results of its checks. `secrets` gives those that are known."""
+    """Answers EVENTS from this node's journal and the results of its checks. `secrets` gives those that are known."""
 
     def __init__(
         self,
         node: str,
-        recent: RecentEvents,
+        journal: Journal,
         fullsync: FullSyncStatus,
         time: TimeSource,
         secrets: Callable[[], list[str]],
     ) -> None:
         self._node = node
-        self._recent = recent
+        self._journal = journal
         self._fullsync = fullsync
         self._time = time
         self._secrets = secrets
@@ -75,18 +75,12 @@ class EventResponder:
         limit = max(1, min(request.limit, ROWS_MAX))
         clean = Redactor(self._secrets()).without_known
         since_ms = begin_of(request.since_ms, request.last_ms, self._time)
-        found = [
-            Event(
-                f"e{self._recent.began_ms}-{one.number}",
-                one.at_ms,
-                self._node,
-                one.kind,
-                one.event,
-                one.level,
-                clean(one.text),
+        page = await self._journal.events(since_ms, limit, request.kind)
+        found = [event_of(line, self._node, clean) for line in page.lines]
+        if page.unread:
+            found.append(
+                Event("unread", self._time.wall_ms(), self._node, "problem", "journal.unread", "warning", page.unread)
             )
-            for one in self._recent.since(since_ms, limit, request.kind)
-        ]
         if request.kind in (None, CHECK):
             found += self._checks(since_ms)
         return sorted(found, key=lambda event: event.at_ms)[-limit:]
@@ -103,6 +97,15 @@ class EventResponder:
                 level = "info" if verdict in ("in-sync", "up-to-date", "repaired") else "warning"
                 number = f"c{peer.name}/{result.bucket_type}/{result.began_ms}"
                 yield Event(number, at_ms, self._node, CHECK, f"check.{verdict}", level, text)
+
+
+def event_of(line: Line, node: str, clean: Callable[[str], str]) -> Event:
+    """The event of a line, which may come from a file of another version."""
+    kind, event, level, subject, text = (
+        clean(str(line.get(name) or "")) for name in ("kind", "event", "level", "subject", "text")
+    )
+    event_id = str(line.get("event_id") or f"l{line.get('id')}")
+    return Event(event_id, line["at_ms"], node, kind, event, level, text, subject)
 
 
 def act_events(answers: Mapping[str, NodeAudit | None]) -> list[Event]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.node.observability.journal import Journal
+from tests.support.journals import journal_in
 from tests.support.memory_journal import MemoryJournal
 
 AnyJournal = Journal | MemoryJournal
@@ -18,7 +19,7 @@ AnyJournal = Journal | MemoryJournal
 @pytest.fixture(params=["files", "memory"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], AnyJournal]:
     """Makes a log; the one of files is rotated every few lines."""
-    return (lambda: Journal(tmp_path, 1_000, 100)) if request.param == "files" else MemoryJournal
+    return (lambda: journal_in(tmp_path, 1_000, 100)) if request.param == "files" else MemoryJournal
 
 
 def line(at_ms: int) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from isthmus.node.observability.events import RecentEvents
 from isthmus.node.services.audit_query import NodeAudit
 from isthmus.node.services.event_query import Event, EventResponder, ReadEvents, act_events, merged_events
+from tests.support.journals import journal_in
 
 
 class Checks:
@@ -21,12 +23,13 @@ class Checks:
         return {"peers": [{"name": "west", "results": rows}]}
 
 
-async def test_results_of_checks_are_events_at_their_end() -> None:
+async def test_results_of_checks_are_events_at_their_end(tmp_path: Path) -> None:
     """The event has the verdict; a difference is a warning."""
     log = RecentEvents()
-    log.keep(None, "info", {"event": "node.up", "why": "known-secret-1", "token": "abc"})
+    log.keep(None, "info", {"event": "node.up", "why": "known-secret-1", "token": "abc", "peer": "n2"})
+    journal = journal_in(tmp_path, recent=log)
     clock = SimpleNamespace(wall_ms=lambda: 12_000)
-    responder = EventResponder("n1", log, Checks(), clock, lambda: ["known-secret-1"])  # type: ignore[arg-type]
+    responder = EventResponder("n1", journal, Checks(), clock, lambda: ["known-secret-1"])  # type: ignore[arg-type]
     found = await responder.respond(ReadEvents(3_000, 10))
     assert [(each.at_ms, each.event, each.level) for each in found[:2]] == [
         (3_000, "check.in-sync", "info"), (10_000, "check.differing", "warning"),
@@ -35,8 +38,10 @@ async def test_results_of_checks_are_events_at_their_end() -> None:
     assert (found[2].event, found[2].kind) == ("node.up", "node")
     assert [each.event for each in await responder.respond(ReadEvents(0, 10, "check", 3_000))] == ["check.differing"]
     assert [each.event for each in await responder.respond(ReadEvents(0, 1, "node"))] == ["node.up"]
-    assert found[2].text == "why ***, token ***"
+    assert found[2].text == "why ***, token ***, peer n2"
+    assert found[2].subject == "peer n2"
     assert found[2].id == f"e{log.began_ms}-1", "unique over restarts"
+    await journal.stop()
 
 
 def test_acts_and_events_are_one_order() -> None:

@@ -15,6 +15,7 @@ from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.observability import line_files
 from isthmus.node.observability.journal import Journal
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
+from tests.support.journals import journal_in
 from tests.support.node_status import FakeNodeStatus
 from tests.support.query_links import QueryLinks
 
@@ -30,7 +31,7 @@ class Cluster:
         self.time: Any = SimpleNamespace(wall_ms=lambda: 5_000)
         for name in ("n1", "n2", "n3"):
             (directory / name).mkdir()
-            self.logs[name] = Journal(directory / name, 1_000_000, 4)
+            self.logs[name] = journal_in(directory / name)
             self.links.add(name).serve(AUDIT, AuditResponder(name, self.logs[name], self.time))
         services = SimpleNamespace(
             query=self.links.nodes["n1"],

@@ -19,6 +19,7 @@ def test_events_have_a_kind_and_the_fields_of_the_log() -> None:
     events = kept(("isr.shrunk", {"partition": 3, "removed": ["n2"]}), ("storage.full", {"why": "x" * 1_000}))
     first, second = events.since(0, 10)
     assert (first.kind, first.event, first.text) == ("replica", "isr.shrunk", "partition 3, removed ['n2']")
+    assert (first.level, first.subject) == ("info", "partition 3")
     assert (second.kind, len(second.text)) == ("disk", TEXT_MAX)
     assert first.number < second.number
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from isthmus.node.observability.journal import Journal
 from isthmus.node.services import audit_query
 from isthmus.node.services.audit_query import (
     AUDIT,
@@ -21,6 +20,7 @@ from isthmus.node.services.audit_query import (
     searched_to,
 )
 from isthmus.repl.model.errors import CodecError, IsthmusError
+from tests.support.journals import journal_in
 
 
 def page(acts: list[tuple[int, int]], *, more: bool = False) -> NodeAudit:
@@ -165,7 +165,7 @@ def test_an_answer_without_ids_or_times_is_refused(act: dict[str, Any]) -> None:
 async def test_a_log_that_cannot_be_read_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Covered are a file in place of the directory, and a disk that hangs."""
     (tmp_path / "audit").write_text("no directory")
-    log = Journal(tmp_path, 100_000, 8)
+    log = journal_in(tmp_path)
     responder = AuditResponder("n1", log, SimpleNamespace(wall_ms=lambda: 5_000))
     with pytest.raises(IsthmusError, match="cannot be read"):
         await responder.respond(ReadAudit(0, 10))

@@ -18,6 +18,7 @@ import structlog.testing
 from isthmus.node.observability import journal, line_files
 from isthmus.node.observability.journal import Journal
 from isthmus.node.observability.line_files import LinePage
+from tests.support.journals import journal_in
 
 
 def line(at_ms: int, act: str = "set option x") -> dict[str, Any]:
@@ -28,7 +29,7 @@ def line(at_ms: int, act: str = "set option x") -> dict[str, Any]:
 @asynccontextmanager
 async def opened(directory: Path, file_bytes: int = 1_000_000, files: int = 8) -> AsyncIterator[Journal]:
     """A journal that is stopped at the end."""
-    found = Journal(directory, file_bytes, files)
+    found = journal_in(directory, file_bytes, files)
     try:
         yield found
     finally:
