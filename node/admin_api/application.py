@@ -11,13 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from isthmus.node.admin_api.audit import AuditAdmin
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
-from isthmus.node.admin_api.events import EventsAdmin
 from isthmus.node.admin_api.findings import FindingsAdmin
 from isthmus.node.admin_api.folds import add_folds
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
 from isthmus.node.admin_api.history import HistoryAdmin
+from isthmus.node.admin_api.journal import JournalAdmin
 from isthmus.node.admin_api.leaders import GLANCE_MS, LeadershipsAdmin, balance_summary
 from isthmus.node.admin_api.live import LiveAdmin
 from isthmus.node.admin_api.options import OptionsAdmin
@@ -79,8 +78,7 @@ class AdminApi(HttpApplication):
         replication = ReplicationAdmin(services, router, status)
         sinks = SinkAdmin(services, router)
         TelemetryAdmin(services, router)
-        AuditAdmin(services, router)
-        EventsAdmin(services, router)
+        JournalAdmin(services, router)
         HistoryAdmin(services, router)
         self.live = LiveAdmin(services, self, router)
         fullsync = FullSyncAdmin(services, self)

@@ -26,7 +26,6 @@ from isthmus.node.observability.events import recent
 from isthmus.node.observability.journal import Journal, NodeEvents
 from isthmus.node.observability.traces import NodeTracer
 from isthmus.node.security.credentials import NodeCredentials
-from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_observer import NodeObserver
@@ -34,7 +33,6 @@ from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
 from isthmus.node.services.dead_letter_query import DEAD_LETTERS, DeadLetterResponder
 from isthmus.node.services.downtimes import Downtimes
-from isthmus.node.services.event_query import EVENTS, EventResponder
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_ports import NodeLayout, NodePeerAccess, NodeReplicas
 from isthmus.node.services.fullsync_query import (
@@ -53,6 +51,7 @@ from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.node.services.history import History
 from isthmus.node.services.history_query import NEWEST, PLACES, NewestResponder, PlacesResponder
 from isthmus.node.services.history_sampler import DurationSource, HistorySampler, ProcessSource, node_sources
+from isthmus.node.services.journal_query import AUDIT, EVENTS, AuditResponder, EventResponder
 from isthmus.node.services.lag_metrics import LagMetrics
 from isthmus.node.services.live_options import EffectiveOptions, LiveOptions
 from isthmus.node.services.membership import ClusterMembership

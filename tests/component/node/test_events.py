@@ -7,20 +7,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from isthmus.node.observability.events import RecentEvents
-from isthmus.node.services.audit_query import NodeAudit
-from isthmus.node.services.event_query import Event, EventResponder, ReadEvents, act_events, merged_events
+from isthmus.node.services.journal_query import Event, EventResponder, NodeAudit, ReadEvents, act_events, merged_events
 from tests.support.journals import journal_in
 
 
 class Checks:
     """A full-sync with two results."""
 
-    def checks(self, _results: int) -> dict[str, Any]:
+    def checks(self, _results: int) -> Any:
+        common = {"bucket_type": "default", "reason": ""}
         rows = [
-            {"began_ms": 1_000, "seconds": 2.0, "bucket_type": "default", "kind": "all", "verdict": "in-sync"},
-            {"began_ms": 9_000, "seconds": 1.0, "bucket_type": "default", "kind": "day", "verdict": "differing"},
+            SimpleNamespace(began_ms=1_000, seconds=2.0, kind="all", verdict="in-sync", **common),
+            SimpleNamespace(began_ms=9_000, seconds=1.0, kind="day", verdict="differing", **common),
         ]
-        return {"peers": [{"name": "west", "results": rows}]}
+        return SimpleNamespace(peers=[SimpleNamespace(name="west", results=rows)])
 
 
 async def test_results_of_checks_are_events_at_their_end(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.observability import line_files
 from isthmus.node.observability.journal import Journal
-from isthmus.node.services.audit_query import AUDIT, AuditResponder
+from isthmus.node.services.journal_query import AUDIT, AuditResponder
 from tests.support.journals import journal_in
 from tests.support.node_status import FakeNodeStatus
 from tests.support.query_links import QueryLinks

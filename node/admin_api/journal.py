@@ -1,4 +1,7 @@
-"""The audit log in the admin API: who did what, on all nodes, the newest first. docs/audit.md explains a line."""
+"""The journals of all nodes in the admin API, in two views: acts of operators, the newest first, and one timeline.
+
+docs/audit.md explains a line.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,24 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from isthmus.node.admin_api.history import ALL, nodes_asked
+import msgspec
+
+from isthmus.node.admin_api.history import ALL, GONE, nodes_asked
 from isthmus.node.http.answer_limits import ROWS, ROWS_MAX
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.nouns.requests import TIME_MAX_MS
-from isthmus.node.services.audit_query import AUDIT, ReadAudit, WantedActs, merged, searched_to
+from isthmus.node.observability.events import KINDS
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.journal_query import (
+    ACT,
+    ClusterJournal,
+    ReadAudit,
+    ReadEvents,
+    WantedActs,
+    searched_to,
+)
 from isthmus.node.services.membership import not_alive
 
 TEXT_MAX: Final = 200
@@ -24,12 +37,17 @@ OUTCOMES: Final = ("done", "refused", "unknown")
 _CURSOR: Final = re.compile(r"([^:,]+):([0-9]{1,15})", re.ASCII)
 
 
-class AuditAdmin:
-    """The route over the audit logs of all nodes."""
+class JournalAdmin:
+    """The routes over the journals of all nodes."""
 
     def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
         self._services = services
         router.add("GET", "/admin/audit", self.acts)
+        router.add("GET", "/admin/events", self.events)
+
+    @property
+    def _journal(self) -> ClusterJournal:
+        return ClusterJournal(self._services.query)
 
     async def acts(self, request: Request) -> Reply:
         """The acts of operators on all nodes, the newest first.
@@ -49,23 +67,42 @@ class AuditAdmin:
         if before is not None:
             nodes &= before.keys()
         live = nodes & self._services.membership.live_nodes()
-        answers = await self._services.query.ask(
-            AUDIT, ReadAudit(since_ms, limit, before, wanted), live, own_may_fail=True
-        )
-        unknown = {**answers.unknown, **not_alive(nodes - live)}
-        pages = {node: None if answer is None else answer.only(wanted) for node, answer in answers.by_node.items()}
-        acts, following = merged(pages, limit)
-        found = {**dict.fromkeys(nodes), **pages}
+        found = await self._journal.acts(ReadAudit(since_ms, limit, before, wanted), live)
+        following = found.following
         return json_reply(
             {
-                "acts": acts,
+                "acts": found.acts,
                 "next": None if following is None else ",".join(f"{n}:{i}" for n, i in sorted(following.items())),
                 "nodes": {
-                    node: None if answer is None else {"unreadable": answer.unreadable, "lost": answer.lost}
-                    for node, answer in sorted(found.items())
+                    node: None if page is None else {"unreadable": page.unreadable, "lost": page.lost}
+                    for node, page in sorted({**dict.fromkeys(nodes), **found.pages}.items())
                 },
-                "unknown": unknown,
-                "searched_to_ms": searched_to(pages),
+                "unknown": {**found.unknown, **not_alive(nodes - live)},
+                "searched_to_ms": searched_to(found.pages),
+                "at_ms": self._services.time.wall_ms(),
+            }
+        )
+
+    async def events(self, request: Request) -> Reply:
+        """The newest events of all nodes, the oldest first.
+
+        Events and acts of the nodes' journals, which are on disk, and results of full-sync. ?since=MS: from this time
+        on. ?last=MS: only of the last so many ms, by each node's own clock. ?limit, ?kind, ?node. `unknown`: nodes
+        that did not answer.
+        """
+        since_ms = request.number("since", 0, 0, TIME_MAX_MS)
+        last_ms = request.number("last", 0, 0, TIME_MAX_MS) if "last" in request.query else None
+        limit = request.number("limit", ROWS, 1, ROWS_MAX)
+        kind, kinds = request.query.get("kind"), sorted({ACT, *KINDS.values()})
+        if kind is not None and kind not in kinds:
+            raise RequestRefused(400, "bad-query", f"kind is one of {', '.join(kinds)}")
+        nodes = nodes_asked(self._services, request.query.get("node", ALL))
+        live = nodes & self._services.membership.live_nodes()
+        found = await self._journal.events(ReadEvents(since_ms, limit, kind, last_ms), live)
+        return json_reply(
+            {
+                "events": msgspec.to_builtins(found.events),
+                "unknown": dict(sorted({**dict.fromkeys(nodes - live, GONE), **found.unknown}.items())),
                 "at_ms": self._services.time.wall_ms(),
             }
         )

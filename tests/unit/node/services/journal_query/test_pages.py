@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.node.services import audit_query
-from isthmus.node.services.audit_query import (
+from isthmus.node.services import journal_query
+from isthmus.node.services.journal_query import (
     AUDIT,
     AuditResponder,
     NodeAudit,
@@ -169,7 +169,7 @@ async def test_a_log_that_cannot_be_read_is_a_fault(tmp_path: Path, monkeypatch:
     responder = AuditResponder("n1", log, SimpleNamespace(wall_ms=lambda: 5_000))
     with pytest.raises(IsthmusError, match="cannot be read"):
         await responder.respond(ReadAudit(0, 10))
-    monkeypatch.setattr(audit_query, "READ_S", 0)
+    monkeypatch.setattr(journal_query, "READ_S", 0)
     with pytest.raises(IsthmusError, match="within 0 s"):
         await responder.respond(ReadAudit(0, 10))
     await log.stop()
