@@ -6,7 +6,7 @@ and the disk knows which bytes and names a power loss may take. A killed process
 
 Every other file of a data directory is a real one that is not tracked, and counts as on disk when the call that wrote
 it returns: the slot files of identity and floors, which sync themselves before they return, the dead letters (SQLite,
-synchronous), saved trees and the audit log. Failures and slowness do not reach them, except the floors' slots.
+synchronous), saved trees and the journal. Failures and slowness do not reach them, except the floors' slots.
 """
 
 from __future__ import annotations

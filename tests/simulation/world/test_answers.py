@@ -11,11 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from isthmus.node.daemon import Node
 from isthmus.node.observability.version import program_version
-from tests.simulation.world.three_nodes import cut_off, get, get_bytes, lived, on_its_loop, world
+from tests.simulation.world.three_nodes import cut_off, get, get_bytes, lived, on_its_loop, short_lived_world, world
 from tests.simulation.world.world import World
 from tests.support.waiting import eventually
 
-__all__ = ("world",)
+__all__ = ("short_lived_world", "world")
+
+READY_S = 60.0
 
 
 def test_any_node_shows_version_and_disk_of_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +101,31 @@ def test_the_first_two_nodes_show_the_findings_of_all(world: World, monkeypatch:
         assert await counts(nodes[silent]) == {}
 
     lived(world, claim)
+
+
+def test_events_of_a_node_survive_its_end(short_lived_world: World) -> None:
+    """A node that is killed and started again still has the events of the process before, each with the id that it had,
+    and any node shows them."""
+    world = short_lived_world
+    before: list[dict[str, Any]] = []
+
+    async def events(nodes: dict[str, Node]) -> list[dict[str, Any]]:
+        status, answer = await get(nodes["east-1"], "/admin/events?node=east-2&limit=1000")
+        assert (status, answer["unknown"]) == (200, {})
+        return list(answer["events"])
+
+    async def first(nodes: dict[str, Node]) -> None:
+        before.extend(await events(nodes))
+
+    async def second(nodes: dict[str, Node]) -> None:
+        after = await events(nodes)
+        assert after[: len(before)] == before
+        assert "node.up" in {each["event"] for each in before}
+        assert "node.up" in {each["event"] for each in after[len(before) :]}
+
+    lived(world, first)
+    node = world.clusters["east"].nodes["east-2"]
+    node.machine.kill()
+    node.start()
+    world.run_until(world.all_ready, READY_S, "the node is back")
+    lived(world, second)
