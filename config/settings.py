@@ -666,8 +666,8 @@ class LogSettings:
     """`auto` is text on a terminal, else JSON, one object a line."""
 
     audit_size_bytes: Annotated[int, ValueRange(64 * KB, 1 * GB)] = 8 * MB
-    """Size at which a file of the [audit log](audit.md) is closed and the next one is begun: some 10,000 acts. A page
-    of acts far back reads the files after it, so files are small."""
+    """Size at which a file of the [audit log](what-happened.md#acts) is closed and the next one is begun: some 10,000
+    acts. A page of acts far back reads the files after it, so files are small."""
 
     audit_files_count: Annotated[int, ValueRange(2, 1_000)] = 8
     """Files of the audit log that are kept, the newest; older ones are deleted. The log takes `audit_size` times

@@ -51,7 +51,7 @@ WIDTH: Final = 120
 """Longest line of running text, as in the pages."""
 
 GUIDES: Final[Mapping[str, str]] = {
-    "audit": "[the audit log](audit.md)",
+    "audit": "[the audit log](what-happened.md#acts)",
     "backup": "[backup and restore](backup.md)",
     "bucket": "[properties](settings.md#properties)",
     "bucket-type": "[bucket types](commands.md#create-bucket-types), [properties](settings.md#properties)",

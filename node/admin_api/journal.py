@@ -1,6 +1,6 @@
 """The journals of all nodes in the admin API, in two views: acts of operators, the newest first, and one timeline.
 
-docs/audit.md explains a line.
+docs/what-happened.md explains a line.
 """
 
 from __future__ import annotations

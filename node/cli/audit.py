@@ -1,4 +1,7 @@
-"""`isthmus audit`: the acts of operators on all nodes, from their audit logs. docs/audit.md explains the columns."""
+"""`isthmus audit`: the acts of operators on all nodes, from their journals.
+
+docs/what-happened.md explains the columns.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 `HttpApplication` passes every request to a route with another method than GET and HEAD through `AuditTrail.watch`,
 unless the route is listed in NOT_ACTS. A new route is recorded without anything to do; a test asserts that ACTS has
 words for it. Handlers add values before and after by `Request.changed`. `node.observability.journal` writes the
-lines; docs/audit.md has their keys.
+lines; docs/what-happened.md has their keys.
 
 Requests without a known token and those of foreign web pages are not recorded, since anybody could push the acts of
 operators out of the log by sending them; `isthmus_http_unauthorized_total` counts the former.

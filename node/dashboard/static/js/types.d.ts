@@ -1323,7 +1323,7 @@ export interface Explanation {
   at_ms: number;
 }
 
-/** A line of the audit log (docs/audit.md). */
+/** A line of the audit log (docs/what-happened.md#acts). */
 export interface AuditAct {
   id: number;
   at_ms: number;
