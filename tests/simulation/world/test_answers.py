@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from isthmus.node.daemon import Node
+from isthmus.node.daemon import EXIT_STORAGE, Node
 from isthmus.node.observability.version import program_version
+from isthmus.repl.model.errors import LocalFault
 from tests.simulation.world.three_nodes import cut_off, get, get_bytes, lived, on_its_loop, short_lived_world, world
 from tests.simulation.world.world import World
 from tests.support.waiting import eventually
@@ -100,6 +101,27 @@ def test_the_first_two_nodes_show_the_findings_of_all(world: World, monkeypatch:
         assert await counts(nodes["east-2"]) == {}, "nothing is wrong as it sees it"
         assert await counts(nodes[silent]) == {}
 
+    lived(world, claim)
+
+
+def test_the_failure_that_ends_a_node_is_an_event(short_lived_world: World) -> None:
+    """A node whose storage has failed ends at once; its journal has that, after the next start."""
+    world = short_lived_world
+    node = world.clusters["east"].nodes["east-2"]
+
+    async def fail(nodes: dict[str, Node]) -> None:
+        on_its_loop(world, nodes["east-2"], lambda: nodes["east-2"]._on_fatal(LocalFault("the log cannot be written")))
+
+    async def claim(nodes: dict[str, Node]) -> None:
+        answer = (await get(nodes["east-1"], "/admin/events?node=east-2&kind=node"))[1]
+        (failed,) = (each for each in answer["events"] if each["event"] == "node.failed")
+        assert (failed["level"], "the log cannot be written" in failed["text"]) == ("critical", True)
+
+    lived(world, fail)
+    world.run_until(lambda: not node.machine.alive, 1.0, "the node ends")
+    assert node.machine.exit_code == EXIT_STORAGE
+    node.start()
+    world.run_until(world.all_ready, READY_S, "the node is back")
     lived(world, claim)
 
 
