@@ -131,6 +131,9 @@ class UnsafeRecoveryAdmin:
         dry_run: bool,
         incomplete: bool,
     ) -> LeaderPlan:
+        if not copies:
+            reason = f"no replica answers: start {', '.join(silent)}"
+            return structs.replace(self._plan(record, None, copies, silent), outcome="left", reason=reason)
         chosen = unclean_election.most_complete(copies)
         plan = self._plan(record, chosen, copies, silent)
         found = self._services.controller.registrations.get(chosen.node)
@@ -191,8 +194,10 @@ class UnsafeRecoveryAdmin:
         return copies, silent
 
     def _plan(
-        self, record: PartitionRecord, chosen: ReplicaReport, copies: list[ReplicaReport], silent: list[str]
+        self, record: PartitionRecord, chosen: ReplicaReport | None, copies: list[ReplicaReport], silent: list[str]
     ) -> LeaderPlan:
+        """What happens if `chosen` leads; None: there is none to choose."""
+        leader = "" if chosen is None else chosen.node
         guard = {(member.node, member.log_id) for member in record.isr | record.elr}
         holds = [
             ReplicaHolds(
@@ -207,8 +212,11 @@ class UnsafeRecoveryAdmin:
             )
             for copy in copies
         ]
-        notes = unclean_election.data_loss(chosen, copies, silent)
-        clean = [each.node for each in holds if each.eligible and each.node != chosen.node]
+        if chosen is None:
+            notes = ["what its replicas hold is unknown"]
+        else:
+            notes = unclean_election.data_loss(chosen, copies, silent)
+        clean = [each.node for each in holds if each.eligible and each.node != leader]
         if clean and record.status is not PartitionStatus.OFFLINE:
             notes.append(f"an election without loss may be under way: {', '.join(clean)} may be elected")
         if record.effective_min_isr > 1:
@@ -216,7 +224,7 @@ class UnsafeRecoveryAdmin:
         return LeaderPlan(
             outcome="would be ordered",
             partition=record.partition,
-            node=chosen.node,
+            node=leader,
             version=record.version,
             status=record.status.value,
             record_epoch=record.epoch,

@@ -88,7 +88,7 @@ class LeaderPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     outcome: Annotated[str, means("`ordered`, `left`, or `would be ordered`.")]
     partition: int
-    node: Annotated[str, means("Whose replica leads then.")]
+    node: Annotated[str, means("Whose replica leads then; empty if none answers.")]
     version: Annotated[int, means("The record's, for the request that carries the plan out.")]
     status: Annotated[str, means("The partition's, before.")]
     record_epoch: Annotated[int, means("The record's, before.")]
