@@ -29,9 +29,12 @@ def test_a_node_that_nobody_can_dial_settles_as_a_follower() -> None:
     leadership back within the minute of its rest; afterwards the balancer asks, and the others refuse, since they
     cannot dial it: the status says both. No write fails meanwhile, and as a follower it stays in sync. When it can be
     dialled again it leads its share (R-REACHED)."""
-    with World("undialled", Shape((3,), 6)) as world:
+    with World("undialled 1", Shape((3,), 6)) as world:
         world.start()
         world.run_until(lambda: led(world) == EVEN, SETTLES_S, "each node leads its share")
+        node = world.clusters["east"].nodes["east-3"].node
+        assert node is not None
+        assert not node.services.controller.decides, "the world's name gives another node the controller"
         deaf = world.clusters["east"].nodes["east-3"].machine
         world.network.refuse(deaf, CLUSTER_PORT)
         for end in world.network.connections():
