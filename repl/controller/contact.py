@@ -1,11 +1,12 @@
 """Contact: whether a node that decides can be reached by the nodes that it decides about (R-CONTACT).
 
-A candidate reports to the node that decides over a connection between the two. A node that reaches the metastore, but
-no other node, therefore nominates everybody in vain and elects itself in the end. So it lets another node decide. It
-takes the claim again only if nobody else does, for example because no node reaches any other one. Pure;
-`repl.controller.controller` feeds it and acts on it.
+The node that decides asks candidates over connections that it dialled, and candidates report to it over connections
+that they dialled. A node that reaches the metastore, but no other node, or that no other node can dial, therefore
+nominates everybody in vain, again and again. So it lets another node decide. It takes the claim again only if nobody
+else does, for example because no node reaches any other one. Pure; `repl.controller.controller` feeds it and acts on
+it.
 
-    in contact   a connection with another registered node stands, or no other node is registered
+    in contact   it has dialled another registered node, and one has dialled it; or no other node is registered
     alone        neither, for ALONE_MS; a node that decides gives up the claim then
     may claim    not alone; or alone, and CLAIM_PAUSE_MS have passed since that began and since the claim was given up
 """
@@ -31,6 +32,7 @@ class Contact:
     def __init__(self, node: str) -> None:
         self._node = node
         self._linked: set[str] = set()
+        self._linked_by: frozenset[str] = frozenset()
         self._others: frozenset[str] = frozenset()
         self._lost_ms: int | None = None
         """Since when there has been no contact; None while there is."""
@@ -45,13 +47,14 @@ class Contact:
             self._linked.discard(node)
         self._update(now_ms)
 
-    def learn(self, registered: Collection[str], now_ms: int) -> None:
-        """Take over which nodes are registered."""
+    def learn(self, registered: Collection[str], dialled_by: Collection[str], now_ms: int) -> None:
+        """Take over which nodes are registered, and of which a connection stands that they dialled to this node."""
         self._others = frozenset(registered) - {self._node}
+        self._linked_by = frozenset(dialled_by)
         self._update(now_ms)
 
     def _update(self, now_ms: int) -> None:
-        if not self._others or self._others & self._linked:
+        if not self._others or (self._others & self._linked and self._others & self._linked_by):
             self._lost_ms = None
         elif self._lost_ms is None:
             self._lost_ms = self._took_ms = self._gave_up_ms = now_ms

@@ -281,7 +281,7 @@ class Controller:
         if await self._end_suspected_sessions():
             self._claim_known = False
             await self._read()
-        if self.decides and (self._peers.contact.alone(self._time.now_ms()) or not self._takes_part()):
+        if self.decides and (self._is_alone() or not self._takes_part()):
             await self._let_another_decide()
         if not self._claim_known:
             async with self._claiming:
@@ -340,7 +340,7 @@ class Controller:
         self.read_at_ms = self._time.wall_ms()
         self.outdated_why = ""
         self.unread.learn(self.metastore.unreadable, records)
-        self._peers.contact.learn(registrations, self._time.now_ms())
+        self._peers.contact.learn(registrations, self._links.dialled_by(), self._time.now_ms())
         self.unreached()
         if self._peers.suspicions is not None:
             self._peers.suspicions.learn(registrations, self._time.now_ms())
@@ -353,17 +353,23 @@ class Controller:
         except Exception as error:
             unforeseen.exception("controller.observer_bug", error)
 
+    def _is_alone(self) -> bool:
+        """Whether this node has been without contact for too long to decide (R-CONTACT)."""
+        now_ms = self._time.now_ms()
+        self._peers.contact.learn(self.registrations.keys(), self._links.dialled_by(), now_ms)
+        return self._peers.contact.alone(now_ms)
+
     def _takes_part(self) -> bool:
         """True if this process is registered, also by the last read: its registration may have been ended (R-SUSPECT),
         and then no candidate could report to it."""
         return self._registration.registered and self._node in self.registrations
 
     async def _let_another_decide(self) -> None:
-        """Give up the claim: this node takes no part, or reaches no other one (R-CONTACT)."""
-        now_ms = self._time.now_ms()
-        if self._peers.contact.alone(now_ms):
-            log.warning("controller.alone", reason="no other registered node is reached: another one is to decide")
-            self._peers.contact.gave_up(now_ms)
+        """Give up the claim: this node takes no part, or has no contact with another one (R-CONTACT)."""
+        if self._is_alone():
+            reason = "no other registered node is reached, or none can dial this one: another one is to decide"
+            log.warning("controller.alone", reason=reason)
+            self._peers.contact.gave_up(self._time.now_ms())
         async with self._claiming:
             await self._give_up_claim()
         self._claim_known = False
