@@ -235,30 +235,20 @@ def alerts_of_finding(code: Code, severity: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.promtool
-def test_each_finding_fires_its_alert_with_its_severity(tmp_path: Path) -> None:
-    """For every code and severity: the alert that the table of codes names, once, however many nodes report it; nothing
-    where Prometheus judges by other metrics. What is not known is a warning."""
+@pytest.mark.parametrize("severity", ["critical", "warning", "unknown"])
+def test_each_finding_fires_its_alert_with_its_severity(severity: str, tmp_path: Path) -> None:
+    """For every code: the alert that the table of codes names, once, however many nodes report it; nothing where
+    Prometheus judges by other metrics. What is not known is a warning."""
     lasts = 40
-    tests = [
-        {
-            "input_series": [finding(code, severity, f"1+0x{lasts}", node) for node in ("n1", "n2")],
-            "promql_expr_test": [
-                {
-                    "expr": FIRING,
-                    "eval_time": f"{lasts}m",
-                    "exp_samples": firing_with(*alerts_of_finding(code, severity)),
-                },
-                {
-                    "expr": 'count(ALERTS{alertstate="firing"}) > 1',
-                    "eval_time": f"{lasts}m",
-                    "exp_samples": [],
-                },
-            ],
-        }
+    series = [finding(code, severity, f"1+0x{lasts}", node, f"of {code}") for code in Code for node in ("n1", "n2")]
+    expected = [
+        {"labels": f'{{alertname="{name}",severity="{shown}",subject="of {code}"}}', "value": 1}
         for code in Code
-        for severity in ("critical", "warning", "unknown")
+        for name, shown in alerts_of_finding(code, severity)
     ]
-    done = promtool_on(tmp_path, tests)
+    fired = 'count by (alertname, severity, subject) (ALERTS{alertstate="firing"})'
+    tests = [{"expr": fired, "eval_time": f"{lasts}m", "exp_samples": expected}]
+    done = promtool_on(tmp_path, [{"input_series": series, "promql_expr_test": tests}])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
