@@ -62,7 +62,7 @@ class ConfigError(Exception):
 
 
 class EffectiveSetting(NamedTuple):
-    """One value in force: key path, value as it would stand in a file, "FILE:LINE" or "default"."""
+    """One value in force: key path, value as a file would have it, "FILE:LINE" or "default"."""
 
     path: str
     text: str
@@ -304,7 +304,7 @@ def _unknown(section: type, name: str, value: Any) -> str:
         if key.field == name:
             whole = type(value) is int and 0 <= value < 1 << 63
             example = as_text(key, value if whole else key.default)
-            return f"unknown key; in a file the unit stands in the value: {key.name} = {example}"
+            return f"unknown key; in a file the unit is part of the value: {key.name} = {example}"
     close = similar(name, keys)
     if close:
         return f'unknown {noun}; did you mean "{close[0]}"?'
@@ -320,11 +320,11 @@ _AT_POSITION = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<
 
 
 _TWICE = re.compile(r"Cannot (?:declare|mutate immutable namespace|redefine namespace) (?P<keys>\(.*\))(?: twice)?")
-_SECTION_AGAIN = "section [{0}] stands twice, or also as [[{0}]]; it stands once, with all of its keys"
+_SECTION_AGAIN = "section [{0}] is there twice, or also as [[{0}]]; write it once, with all of its keys"
 
 _CLEARER: Final = {
     "Cannot overwrite a value": "a key is set twice",
-    "Invalid value": "Invalid value (texts stand in quotes)",
+    "Invalid value": "Invalid value (texts are in quotes)",
 }
 """Messages of tomllib, and clearer ones for them."""
 

@@ -1,6 +1,6 @@
 """Keys of a config file, derived from the dataclasses of `config.settings`.
 
-A key is its field's name without the unit, since in files the unit stands in the value: `poll_ms` is `poll = "5s"`,
+A key is its field's name without the unit, since in files the unit is part of the value: `poll_ms` is `poll = "5s"`,
 `queue_limit_count` is `queue_limit = 300000`. Bytes are a size: `log_file_bytes` is `log_file_size = "64MB"`, unless
 the name already ends in size or limit (`log_size_bytes` is `log_size`). docs/settings.md is generated from these keys.
 """
@@ -83,7 +83,7 @@ def file_name(field_name: str) -> str:
 
 
 def as_text(key: SettingKey, value: Any) -> str:
-    """A value as it would stand in a file (with the quotes of TOML around texts)."""
+    """A value as a file would have it (with the quotes of TOML around texts)."""
     match key.kind:
         case SettingKind.DURATION:
             return toml_text(format_duration(value))

@@ -1,6 +1,6 @@
 """Typed settings of one node: frozen values, every default with its reason.
 
-Parsed once by `config.loader`; nothing here reads a file. Units stand in the names; texts such as "200KB" and "1s"
+Parsed once by `config.loader`; nothing here reads a file. Units are in the names; texts such as "200KB" and "1s"
 exist in files only (`config.units`). The docstring of each field is its text in docs/settings.md. No
 secret is a setting: certificates, keys and tokens lie in files, and settings are their paths.
 """

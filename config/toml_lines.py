@@ -19,7 +19,7 @@ BARE_END: Final = "#,]}\n"
 def line_of_keys(text: str) -> dict[KeyPath, int]:
     """Lines (from 1) by key path; tables have the line of their header or first mention.
 
-    In paths an element of an array stands as its number, so `[[queues]]`'s second name is ("queues", 1, "name").
+    In paths an element of an array has its number, so `[[queues]]`'s second name is ("queues", 1, "name").
     `text` must have parsed with tomllib and use "\\n" line ends.
     """
     return _TomlScan(text).run()
@@ -134,7 +134,7 @@ class _TomlScan:
         while not self._text.startswith(mark, self._at):
             self._at += 2 if quote == '"' and self._text[self._at] == "\\" else 1
         self._at += len(mark)
-        if len(mark) == 3:  # up to two quotes may stand before the closing three, and belong to the text
+        if len(mark) == 3:  # up to two quotes may come before the closing three, and belong to the text
             while self._text.startswith(quote, self._at):
                 self._at += 1
 

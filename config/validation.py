@@ -78,9 +78,9 @@ def parse_address(value: str) -> Address:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         if _IPV6.fullmatch(host) is None:
-            raise ValueError(f"{shown(value)}: what stands in brackets is not an IPv6 address; {form}")
+            raise ValueError(f"{shown(value)}: what is in brackets is not an IPv6 address; {form}")
     elif ":" in host:
-        raise ValueError(f"{shown(value)}: an IPv6 address stands in brackets; {form}")
+        raise ValueError(f"{shown(value)}: an IPv6 address is in brackets; {form}")
     elif _HOST.fullmatch(host) is None:
         raise ValueError(f"{shown(value)}: {shown(host)} is not a host name; {form}")
     if not (port_text.isascii() and port_text.isdigit() and int(port_text[:9]) <= PORT_MAX and len(port_text) <= 5):
@@ -100,7 +100,7 @@ def check_hosts(value: str) -> str:
         if address.port == 0:
             raise ValueError(f"{shown(part)}: port 0 cannot be dialled; ZooKeeper listens on 2181 by default")
         if str(address) in hosts:
-            raise ValueError(f"{shown(str(address))} stands twice; name each ZooKeeper once")
+            raise ValueError(f"{shown(str(address))} is there twice; name each ZooKeeper once")
         hosts.append(str(address))
     return ",".join(hosts)
 
@@ -207,8 +207,8 @@ def check_filter(value: str) -> str:
         if (spaced := next(filter(None, map(_SPACED.fullmatch, wrong)), None)) is not None:
             rule, name = spaced.groups()
             raise ValueError(
-                f"{shown(spaced.group())}: a space stands after the colon; write {shown(f'{rule}:{name}')}, or %20 for "
-                "a space that the name begins with"
+                f"{shown(spaced.group())}: there is a space after the colon; write {shown(f'{rule}:{name}')}, or %20 "
+                "for a space that the name begins with"
             )
         if (nameless := next(filter(None, map(_NAMELESS.fullmatch, wrong)), None)) is not None:
             raise ValueError(f"{shown(nameless.group())}: no name; write {nameless[1]}:NAME")

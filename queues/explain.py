@@ -77,7 +77,7 @@ def _state(
     if change is None or offered is None:
         return "no-change", "the key was never written here, or was reaped", None
     if window is None:
-        return "unknown", "the queue does not stand in this partition yet", None
+        return "unknown", "the queue has no cursor in this partition yet", None
     offset = change.offset
     where, ahead = window.locate(offset)
     if where in ("waiting", "in-flight"):

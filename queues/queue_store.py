@@ -235,7 +235,7 @@ class QueueStore:
         self, queue: str, candidate: QueueOwner, may_own: Callable[[QueueOwner], bool]
     ) -> QueueOwner:
         """Make `candidate` the owner under the next version, unless `may_own(present owner)` is false; returns the
-        owner. `candidate.version` is the newest that a partition stands under."""
+        owner. `candidate.version` is the newest that a partition has executed."""
         made: list[QueueOwner] = []
 
         def changed(before: QueueOwner | None) -> QueueOwner | None:
@@ -262,7 +262,7 @@ class QueueStore:
         by_time: bool = False,
     ) -> None:
         """End the ownership of the queue; its next owner begins at `start_ms`, or at `positions`; `by_time`: see
-        `CursorCommand`. The command comes first, so that nobody takes the queue from where the old owner stood."""
+        `CursorCommand`. The command comes first, so that nobody takes the queue from where the old owner was."""
         document = QueuePaths(name).owner
         found = await self._read(document)
         if found is None or not found.cluster:

@@ -454,7 +454,8 @@ class QueueService:
 
     async def _require_owner(self, queue: QueueServer, request: FetchRequest) -> None:
         """Check that the fetching cluster owns the queue; it becomes the owner if there is none. An owner of an older
-        version than partitions stand under, after a restore of the metastore, gets a newer one. Raises OwnedByOther."""
+        version than partitions have executed, after a restore of the metastore, gets a newer one. Raises
+        OwnedByOther."""
         cluster, owner = request.session.cluster, queue.stored.owner
         newest = queue.machine.newest_owner_version()
         if owner is None or not owner.cluster or (owner.cluster == cluster and owner.version < newest):

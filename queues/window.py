@@ -139,7 +139,7 @@ class Window:
         self.budget = rules.budget
         self.ledger = Ledger()
         self.base = position.base
-        """Offset of the CURSOR entry under which the window stands; `state` is its content."""
+        """Offset of the CURSOR entry under which the window is; `state` is its content."""
         self.state = position.state
         self.begin = position.cursor
         """What lies below it an earlier window has passed."""

@@ -114,7 +114,7 @@ def _text(error: BaseException) -> str:
 
 
 def _place(traceback: TracebackType | None) -> str:
-    """FILE:LINE of the innermost frame, the file as it stands in the package."""
+    """FILE:LINE of the innermost frame, the file by its path in the package."""
     if traceback is None:
         return "an unknown place"
     while traceback.tb_next is not None:

@@ -68,7 +68,7 @@ class SetPeers(Struct, frozen=True):
     workers: tuple[QueueWorkers, ...] = ()
 
 
-_REPAIR: Final = "write what stood there, or {} for none"
+_REPAIR: Final = "write what was there, or {} for none"
 
 
 def unread(at_ms: int) -> SinkSuspension:

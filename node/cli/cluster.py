@@ -46,7 +46,7 @@ for command in (adopt_command, reseed, wait_command, rolling_restart):
 # --- status ---
 
 STATES: Final = table_of(NodeRow, without={"reason"})
-"""Nodes without the reasons of their states, which stand among the problems."""
+"""Nodes without the reasons of their states, which are among the problems."""
 ACTORS: Final = TableSpec("actor", column("state", state=True), column("reason", value_or_nothing("reason"), text=True))
 NOT_ONLINE: Final = ("election", "candidate_found", "offline")
 

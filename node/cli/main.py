@@ -243,7 +243,7 @@ SUGGESTIONS_MAX: Final = 3
 
 def _suggestion(error: click.NoSuchOption | click.exceptions.NoSuchCommand) -> str:
     """What an unknown option or command may have been meant as, the likeliest first; of equally likely ones those
-    that ask before they act stand last."""
+    that ask before they act are last."""
     context = error.ctx
     if context is None:
         return ""

@@ -164,7 +164,7 @@ def _values(file: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(file: Path, path: Path) -> str:
-    """A path as it stands in the file: relative to the file's folder if it lies below, else absolute."""
+    """A path as the file has it: relative to the file's folder if it lies below, else absolute."""
     folder, whole = os.path.abspath(file.parent), os.path.abspath(path)
     return os.path.relpath(whole, folder) if whole.startswith(f"{folder.rstrip('/')}/") else whole
 

@@ -207,7 +207,7 @@ def check_path(path: str) -> None:
     and would request another path."""
     for part in path.partition("?")[0].split("/"):
         if (name := unquote(part)) in (".", ".."):
-            sentence = f"the name {name!r} cannot stand in the path of a request: to HTTP it is a step to another path"
+            sentence = f"the name {name!r} cannot be in the path of a request: to HTTP it is a step to another path"
             raise CommandFailed(Exit.USAGE, "bad-input", sentence)
 
 

@@ -71,7 +71,7 @@ class CliContext:
     credentials: dict[str, str] = field(default_factory=dict)
     """Connection option -> its value: a name, or the path of a credential file; never its content."""
     typed: set[str] = field(default_factory=set)
-    """Connection options that stand on the command line, not in the environment."""
+    """Connection options of the command line, not in the environment."""
 
 
 def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:

@@ -73,7 +73,7 @@ def _oldest_age(queue: Row) -> str:
 
 
 def _reason(queue: Row) -> str:
-    """Why the queue is in its state; who suspended it, and when, stands behind each suspension."""
+    """Why the queue is in its state; who suspended it, and when, follows each suspension."""
     text = str(queue.get("reason") or "")
     for one in _suspensions(queue):
         words = f"{one.get('what')} suspended" + (f": {one['reason']}" if one.get("reason") else "")

@@ -1,6 +1,6 @@
 """Objects in JSON: siblings and values as answers show them, names and values as requests give them. Pure.
 
-A value stands under the name of its form: `json` (bytes that are JSON, unchanged), `text` (UTF-8) or `base64`. A name
+A value is under the name of its form: `json` (bytes that are JSON, unchanged), `text` (UTF-8) or `base64`. A name
 is text, or `{"base64": ...}` if it is not UTF-8. docs/http.md has the forms.
 """
 

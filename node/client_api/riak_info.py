@@ -55,7 +55,7 @@ PATHS: Final[Mapping[str, str]] = {
     "riak_kv_wm_raw": "/riak/{bucket}/{key}",
     "riak_kv_wm_stats": "/stats",
 }
-"""Riak's name of a resource -> a path that works as it stands, or a template with names in braces, for people."""
+"""Riak's name of a resource -> a path that works as it is, or a template with names in braces, for people."""
 
 WELCOME: Final = """\
 <!DOCTYPE html>

@@ -261,7 +261,7 @@ class AuditTrail:
 
 def redacted(value: Any, secret: str = "", depth: int = 0) -> Any:
     """`value` without secrets: values whose name tells that they are one, user and password in URLs, and `secret`
-    itself wherever it stands. Values nested deeper than DEPTH_MAX are left out."""
+    itself wherever it is. Values nested deeper than DEPTH_MAX are left out."""
     if depth > DEPTH_MAX:
         return None
     match value:

@@ -124,5 +124,5 @@ def refusal_in_json(reply: Reply) -> Reply:
 
 
 def error_document(sentence: str, reason: str) -> bytes:
-    """A refusal in JSON, the same wherever one stands."""
+    """A refusal in JSON, the same in all answers."""
     return json.dumps({"error": sentence, "reason": reason}).encode() + b"\n"

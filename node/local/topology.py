@@ -47,7 +47,7 @@ OWN_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "listen": LISTENERS,
     "metastore": ("hosts", "embedded_port", "linger"),
 }
-"""Keys of these sections that are made from the topology: addresses stand at the nodes, ZooKeepers are generated."""
+"""Keys of these sections that are made from the topology: addresses are set at the nodes, ZooKeepers are generated."""
 
 RESERVED_NAMES: Final = re.compile(r"(supervisor|spec|state|ports|clusters|security)(\..*)?|zookeeper-.*")
 """Names of other files in DIR, where each node has a folder of its name."""

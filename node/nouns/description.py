@@ -20,7 +20,7 @@ _COLUMNS: Final = "columns"
 
 
 class TableColumn(NamedTuple):
-    """How a field stands in the table of a listing.
+    """The column of a field in the table of a listing.
 
     `heading` "": the field's name. `leave`: the order in which columns are left out on a narrow terminal, the highest
     first; 0: never. `moment`: milliseconds since 1970; `duration`: milliseconds. `nothing`: null means that there is

@@ -1,7 +1,7 @@
 """Removal of secrets from texts that leave the cluster.
 
 Secrets are tokens, private keys and passwords.
-Known secrets are removed wherever they stand, others by their form. A false find costs a word of a log line; a secret
+Known secrets are removed wherever they are, others by their form. A false find costs a word of a log line; a secret
 that is left costs more. Documents are cleaned value by value, so that they stay documents; so are texts that are JSON.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 MASK: Final = "***"
 
 KNOWN_MIN: Final = 8
-"""Shortest text that counts as a known secret: a shorter one would stand in ordinary words."""
+"""Shortest text that counts as a known secret: a shorter one would be part of ordinary words."""
 
 _WORDS: Final = (
     r"(?:token|password|passwd|passphrase|secret|credential|authorization|cookie|(?:api|access|secret|private)[_-]?key)"

@@ -5,7 +5,7 @@
     read(span, keys) -> the places of a span, NaN where the node has no sample
 
 Places are numbered by the wall clock, so that the places of all nodes are those of the same time. Places without a
-sample are unknown: before the start, while the process stood still, and after the clock was set forward. A clock that
+sample are unknown: before the start, while the process did not run, and after the clock was set forward. A clock that
 is set back overwrites the time that it repeats, and what lies after it is forgotten.
 
 Pure: both clocks come in. Memory: MEMORY_LIMIT_BYTES holds for everything here. A column takes COLUMN_BYTES once it has

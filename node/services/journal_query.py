@@ -35,7 +35,7 @@ RESULTS_MAX: Final = 200
 
 
 class WantedActs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The acts that are wanted; "" wants any. Texts are found wherever they stand, whatever their case is.
+    """The acts that are wanted; "" wants any. Texts are found wherever they are, whatever their case is.
 
     `act`: in the words of the act, or in its route. `who`: in the name, role, token, certificate or address. `object`:
     in the path, with percent-encoding decoded, or in the request. `outcome`: exactly this one."""

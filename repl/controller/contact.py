@@ -48,7 +48,7 @@ class Contact:
         self._update(now_ms)
 
     def learn(self, registered: Collection[str], dialled_by: Collection[str], now_ms: int) -> None:
-        """Take over which nodes are registered, and of which a connection stands that they dialled to this node."""
+        """Take over which nodes are registered, and of which a connection is open that they dialled to this node."""
         self._others = frozenset(registered) - {self._node}
         self._linked_by = frozenset(dialled_by)
         self._update(now_ms)

@@ -71,7 +71,7 @@ def computed(
 
 
 def rack_sequence(racks: Mapping[int, str]) -> tuple[int, ...]:
-    """The nodes in an order in which neighbours stand in different racks as far as the racks allow.
+    """The nodes in an order in which neighbours are in different racks as far as the racks allow.
 
     Stage 1: a row of node ids for each rack, the largest rack first, equals by name. Stage 2: read in diagonals:
     diagonal i takes from row r its element i + r, counted round within the row's own length; what was taken before is
@@ -232,7 +232,7 @@ def _replica_count(value: object) -> int:
 
 
 class _Repeated(ValueError):
-    """A key stands twice in one JSON object."""
+    """A key is there twice in one JSON object."""
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import Final
 
 UNREACHED_MS: Final = 3_000
-"""How long no connection may stand before a registered node counts as unreached: longer than a first dial, or the next
-one after a break, takes in a healthy cluster."""
+"""How long no connection may be open before a registered node counts as unreached: longer than a first dial, or the
+next one after a break, takes in a healthy cluster."""
 
 
 class Reachability:
@@ -28,8 +28,8 @@ class Reachability:
     def learn(
         self, registered: Collection[str], dialled: Collection[str], dialled_by: Collection[str], now_ms: int
     ) -> None:
-        """Take over which nodes are registered, which connections stand that this node dialled, and which that others
-        dialled to it."""
+        """Take over which nodes are registered, which connections are open that this node dialled, and which that
+        others dialled to it."""
         others = set(registered) - {self._node}
         reached = others & set(dialled)
         missing = others - reached

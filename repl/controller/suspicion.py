@@ -13,7 +13,7 @@ rules below bound how often that happens. Pure; `repl.controller.controller` fee
     reached    -> suspected   the connection broke, the dial is refused, and all of these hold:
                               the session has been known here for longer than the node's hold time;
                               the node is active, and this node has a connection with a third node, if there is one
-    suspected  -> reached     a connection stands again
+    suspected  -> reached     a connection is open again
     suspected  -> ended       its registration was ended
     ended      -> unknown     the node registers again; if it is the same process, which was suspected falsely, its hold
                               time doubles
@@ -141,7 +141,7 @@ class Suspicions:
             self._sessions[node].reached = True
 
     def refused(self, node: str, now_ms: int) -> bool:
-        """A dial to `node` was refused while no connection with it stands; True if it is suspected now."""
+        """A dial to `node` was refused while no connection with it is open; True if it is suspected now."""
         session = self._sessions.get(node)
         if session is None or node == self._node:
             return False

@@ -50,7 +50,7 @@ Item = TypeVar("Item")
 class ForwardedBatch:
     """Encoded items for one node, and their answers, in order. The last answer calls `done`.
 
-    An item that could not be encoded stands there as its answer, an error. `room_bytes` bounds the answers of reads:
+    An item that could not be encoded has an error as its answer. `room_bytes` bounds the answers of reads:
     once they have reached it, the other items are refused as Overloaded.
     """
 

@@ -77,7 +77,7 @@ class IsolationCheck:
 
         `powerless`: below min-ISR, or without a connected follower where one's own copy is not enough to commit.
         `keeps_up`: a connected follower has the whole log, and so has nothing to acknowledge. `unlinked`: no follower
-        is connected. `reached`: nodes with which a connection stands that this node dialled. Where one of the guard is
+        is connected. `reached`: nodes with which a connection is open that this node dialled. Where one of the guard is
         reached and none is connected, they cannot dial this node, and it need not wait for them as for dead ones."""
         if not powerless:
             self.check_at_ms, self.silent_checks = None, 0

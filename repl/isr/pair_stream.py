@@ -1,7 +1,7 @@
 """Replication streams between pairs of nodes: group commits of all partitions instead of messages of each.
 
 From a leader node to a follower node goes one stream, over one connection. Its unit is the leader node's group: the
-runs that all its partitions have appended in one turn, as they stand in the log. One number acknowledges all groups up
+runs that all its partitions have appended in one turn, as the log has them. One number acknowledges all groups up
 to it, and the head of each group names the number up to which all is committed. The partition remains the unit of
 placement, election, fencing and truth (docs/protocol.md R-STREAM):
 
@@ -10,7 +10,7 @@ placement, election, fencing and truth (docs/protocol.md R-STREAM):
              end of its log, and after an entry of the same epoch.
     ack      A group is acknowledged when each of its runs is durable at a replica that still follows under the
              FollowRequest under which it accepted the run; partitions for which this is not so are named as left. The
-             leader counts a run only while the join under which it was sent stands.
+             leader counts a run only while the join under which it was sent is in force.
     commit   A group is announced as committed when each of its runs is committed under its join. Partitions that take
              longer are named as held, and learn their high watermark from AppendEntries.
     gap      Groups and acknowledgements are numbered without gaps. An end that misses one ends the stream.
@@ -49,7 +49,7 @@ follower that is further behind does not keep up."""
 class StreamRun(NamedTuple):
     """Entries [start, start + entry_count) of one partition in a group, all of `epoch`, as is the entry below them.
 
-    `encoded`: the run as it stands in the log. `wires`: its entries' bytes, at the receiving end."""
+    `encoded`: the run as the log has it. `wires`: its entries' bytes, at the receiving end."""
 
     partition: int
     epoch: int
@@ -107,7 +107,7 @@ class StreamLeader(Protocol):
         """Take an event, which has no effects."""
 
     def stream_commit(self, node: str, run: SentRun) -> Commit:
-        """Whether the run is committed, and its join stands."""
+        """Whether the run is committed, and its join in force."""
 
 
 class StreamFollower(Protocol):
@@ -168,7 +168,7 @@ class Acknowledged(NamedTuple):
 
 
 class StreamSender:
-    """The sending end of the stream to `node`, as long as one connection stands."""
+    """The sending end of the stream to `node`, as long as one connection is open."""
 
     def __init__(self, node: str, stream: int) -> None:
         assert stream > 0

@@ -128,7 +128,7 @@ class ReplicaState:
     disk_full: bool = False
     """The disk does not take a barrier, so that this replica cannot lead (docs/protocol.md H38)."""
     reached: frozenset[str] = frozenset()
-    """Nodes with which a connection stands that this node dialled, as far as the runtime has said (R-REACHED)."""
+    """Nodes with which a connection is open that this node dialled, as far as the runtime has said (R-REACHED)."""
     stream_nodes: set[str] = field(default_factory=set)
     """Nodes to which a stream is open (`pair_stream.py`)."""
     _refreshed_at_ms: int = -REFRESH_PAUSE_MS

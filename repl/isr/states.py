@@ -1,6 +1,6 @@
 """The role states of a replica, one type each, and the transitions between them.
 
-Follower, Candidate, Leader and ResigningLeader stand in the modules of their rules; the three without rules are here.
+Follower, Candidate, Leader and ResigningLeader are in the modules of their rules; the three without rules are here.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def decode_wires(body: bytes, run: EntryRun, from_offset: int, to_offset: int) -
 
 
 def decode_new_entries(body: bytes, run_count: int) -> list[tuple[int, int, int, int, bytes, list[bytes]]]:
-    """Return (partition, epoch, base, count, the run as it stands, its entries' bytes) of each run of a body.
+    """Return (partition, epoch, base, count, the run as it is in the body, its entries' bytes) of each run of a body.
 
     As `decode_runs` and `decode_wires`, for runs of new entries whose epoch is that of the entry below them: for them
     only. Raises Corruption."""

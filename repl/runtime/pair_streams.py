@@ -147,7 +147,7 @@ class PairStreams:
         self._events.dispatch_all(ev.StreamOpened(node))
 
     def link_lost(self, node: str) -> None:
-        """A connection with `node` broke. The stream to it begins anew if its own connection still stands."""
+        """A connection with `node` broke. The stream to it begins anew if its own connection is still open."""
         receiver = self._receivers.get(node)
         if receiver is not None:
             receiver.end()
@@ -157,7 +157,7 @@ class PairStreams:
                 self.wanted(node)
 
     def _restart(self, node: str) -> None:
-        """The stream failed, its connection stands."""
+        """The stream failed, its connection is open."""
         self.streams_ended += 1
         self._close(node)
         if self._links.takes_stream(node):

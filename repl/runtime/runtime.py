@@ -273,7 +273,7 @@ class Runtime:
         self.dispatch(partition, ev.TransferLeadership(target, self.time.now_ms() + timeout_ms, self._sessions))
 
     def reaches(self, node: str) -> bool:
-        """Whether a connection with `node` stands that this node dialled."""
+        """Whether a connection with `node` is open that this node dialled."""
         return self.links.linked(node)
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:

@@ -190,7 +190,7 @@ class RequestTimeouts:
         self._timer = self._loop.call_later(SWEEP_S, self._sweep) if self._deadlines else None
 
     def _expired(self, result: object) -> IsthmusError:
-        """The error for an item that would have been answered by `result`. A refusal stands, unless it needs a
+        """The error for an item that would have been answered by `result`. A refusal is kept, unless it needs a
         confirmation of leadership that has not come (R-COND, R-FORGED). A push is not refused for good because of
         entries that may still be dropped (R-WAIT)."""
         if isinstance(result, Corruption):

@@ -1,7 +1,7 @@
 """Checkpoints: the durable floors of a store, and the syncs that move them.
 
 LevelDB is written without sync, and does not sync its old `.log` when it switches memtables: after a power loss the
-applied rows may stand above missing ones (docs/protocol.md H36). So a checkpoint takes each partition's written
+there may be applied rows above missing ones (docs/protocol.md H36). So a checkpoint takes each partition's written
 position, syncs every existing `.log`, then the directory, and only then writes those positions as the durable floors.
 A log that is gone by then was compacted into tables, which LevelDB syncs; a newer log holds only later rows.
 

@@ -61,7 +61,7 @@ class Cursor(NamedTuple):
 
 
 ListedName = tuple[bytes, bytes | None]
-"""(bucket, key) of a listing; a key of None stands behind all keys of the bucket."""
+"""(bucket, key) of a listing; a key of None is behind all keys of the bucket."""
 
 
 class ListedKey(NamedTuple):
@@ -295,7 +295,7 @@ class Store(Protocol):
     def seconds_around(self, partition: int, offset: int) -> tuple[int | None, int | None]:
         """(second of the last time mark at or below `offset`, second of the first one at or above it), None where there
         is none. The entry at `offset`, if it is a write, was made in or after the first (before the next mark), by the
-        leaders' clocks; what stands above in or after the second, if the clocks only rose."""
+        leaders' clocks; what is above was made in or after the second, if the clocks only rose."""
 
     def list_keys(
         self, partition: int, bucket: bytes | None, after: ListedName | None, prefix: bytes = b""

@@ -7,7 +7,7 @@ Four positions a partition, each at or behind the one before it:
     floor     the end of the rows known to be durable; moves when a checkpoint has finished
     applied   the position that readers and the applied row show; equal to written except in a replay
 
-After a restart of the machine the applied row may stand above missing rows (docs/protocol.md H36). Then the partition
+After a restart of the machine the applied row may be above missing rows (docs/protocol.md H36). Then the partition
 *replays*: next and written start again at the floor, the applied row stays as found, and the entries below it are
 written once more, in order, until they have reached it:
 

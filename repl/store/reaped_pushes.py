@@ -28,7 +28,7 @@ REFUSED_MAX: Final = 10_000
 
 
 class EntryHeader(NamedTuple):
-    """Where an entry is to stand, and when it was made."""
+    """The offset that an entry is to have, and when it was made."""
 
     epoch: int
     offset: int

@@ -394,7 +394,7 @@ class PeerConnection(asyncio.Protocol):
         elif self.dialled and not heard:
             self._put_urgent(FrameKind.PING, _TOKEN.pack(machine().monotonic_s()))
         elif not self.dialled and heard and not wrote:
-            # A ping may stand behind megabytes on a slow way here: that they come is said without being asked.
+            # A ping may wait behind megabytes on a slow way here: that they come is said without being asked.
             self._put_urgent(FrameKind.PONG, b"")
 
     def fail(self, reason: str, sentence: str) -> None:

@@ -52,7 +52,7 @@ class ReachabilityObserver(Protocol):
         """The connection that this node dialled to `node` is up, or ended."""
 
     def dial_refused(self, node: str) -> None:
-        """No connection with `node` stands, in either direction, and its address refuses to be connected to."""
+        """No connection with `node` is open, in either direction, and its address refuses to be connected to."""
 
 
 class Links(Protocol):
@@ -77,7 +77,7 @@ class Links(Protocol):
         """Free bytes of the catch-up lane to `node`; 0 without a connection."""
 
     def takes_stream(self, node: str) -> bool:
-        """True while a connection stands that `node` dialled, and over which it takes a stream."""
+        """True while a connection is open that `node` dialled, and over which it takes a stream."""
 
     def linked(self, node: str) -> bool:
         """True while the connection that this node dialled to `node` is up."""
@@ -86,7 +86,7 @@ class Links(Protocol):
         """The nodes of which `linked` is true."""
 
     def dialled_by(self) -> Collection[str]:
-        """The nodes that dialled this one, and whose connection stands."""
+        """The nodes that dialled this one, and whose connection is open."""
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """Send a request; returns the answer's body. Raises NotReady when nothing was sent (no connection), Retryable

@@ -21,7 +21,7 @@ def load(text: str, file: str = "/etc/isthmus/node.toml") -> Settings:
     return load_text(NODE + textwrap.dedent(text), Path(file))
 
 
-AGAIN = "section [{0}] stands twice, or also as [[{0}]]; it stands once, with all of its keys"
+AGAIN = "section [{0}] is there twice, or also as [[{0}]]; write it once, with all of its keys"
 """A section that stands twice."""
 
 
@@ -130,7 +130,10 @@ def test_all_faults_are_reported_at_once_in_the_order_of_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[sink]\npoll_ms = 5000", '2: sink.poll_ms: unknown key; in a file the unit stands in the value: poll = "5s"'),
+        (
+            "[sink]\npoll_ms = 5000",
+            '2: sink.poll_ms: unknown key; in a file the unit is part of the value: poll = "5s"',
+        ),
         ("[sink]\nlevel = 1", "2: sink.level: unknown here; there is such a key in [log]"),
         (
             '[tokens]\nroot = "a"',
@@ -148,7 +151,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_lines() -> None:
         ),
         (
             '[metastore]\nhosts = "zk1:2181,zk2:2181,zk1:2181"',
-            '2: metastore.hosts: "zk1:2181" stands twice; name each ZooKeeper once',
+            '2: metastore.hosts: "zk1:2181" is there twice; name each ZooKeeper once',
         ),
         (
             '[sink]\npoll = "5sec"',

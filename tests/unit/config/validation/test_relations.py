@@ -181,7 +181,7 @@ def test_keys_in_files_carry_no_unit() -> None:
         ("bucketname:50%", "a percent sign is written as %25"),
         ("!any,bucket:b", '"!any", "bucket:b" are not rules of a filter'),
         ("", '"" is not a rule of a filter'),
-        ("any, !bucketname: sp", '"!bucketname: sp": a space stands after the colon; write "!bucketname:sp", or %20'),
+        ("any, !bucketname: sp", '"!bucketname: sp": there is a space after the colon; write "!bucketname:sp", or %20'),
         ("buckettype:", '"buckettype:": no name; write buckettype:NAME'),
     ],
 )
