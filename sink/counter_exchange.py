@@ -23,6 +23,10 @@ INTERVAL_MS: Final = 60_000
 """Time between two exchanges of a link that works: what the source's loop of fetches has not noticed by then, such as a
 replica that came to lead elsewhere, is told again. A message has some 40 bytes for each partition of the source."""
 
+UNTOLD_MS: Final = 5_000
+"""Time until a source that has told nothing yet is asked again: at the beginning its queue may not be this cluster's.
+Until its filter is known, full-sync asks for equality of all that it compares."""
+
 
 class Counters(Protocol):
     """The counters that this node holds (`repl.runtime.held_counters`)."""
@@ -80,9 +84,11 @@ class CounterExchange:
         try:
             answer = await fetcher.exchange(message)
         except (PeerFault, CodecError) as error:
-            # A source of an older version, or a queue that is not this cluster's yet: asked again after the interval.
-            # One that cannot be reached fails the fetch, too, which makes the exchange due again.
+            # A source of an older version, or a queue that is not this cluster's yet. One that cannot be reached fails
+            # the fetch, too, which makes the exchange due again.
             log.debug("sink.counters_unanswered", error=str(error))
+            if link.source_filter is None:
+                link.counters_due_ms = self._time.now_ms() + UNTOLD_MS
             return
         if answer.cluster == link.cluster:
             link.source_filter = _parsed(answer.filter)

@@ -90,7 +90,7 @@ def test_the_pages_lead_from_the_wheel_to_two_clusters_with_tls(shells: Shells) 
     """Install, look at the version, start the secure sample, write in east with its token, and read in west: each block
     unchanged from its page. Then the page's claims hold: no access without TLS or without a token, and both clusters
     are healthy."""
-    install = commands("install", "From a wheel")
+    install = commands("start", "Install")
     activate, pip, look = install.splitlines()
     assert pip.startswith("pip install ")
     told = shells.run("\n".join([activate, pip, WITH_DEPENDENCIES, look, "python -c 'import isthmus; print(isthmus)'"]))

@@ -12,7 +12,7 @@ from isthmus.queues.filters import Filter, parse_filter
 from isthmus.queues.wire import UnknownFetchVersion
 from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.errors import CodecError, PeerFault
-from isthmus.sink.counter_exchange import INTERVAL_MS, CounterExchange
+from isthmus.sink.counter_exchange import INTERVAL_MS, UNTOLD_MS, CounterExchange
 
 EAST, WEST, OTHER = b"e" * 16, b"w" * 16, b"o" * 16
 
@@ -111,6 +111,20 @@ async def test_a_source_that_does_not_exchange_is_fetched_from_all_the_same(refu
     assert not made.due(link)
     time.now += INTERVAL_MS
     assert made.due(link)
+
+
+async def test_a_source_that_has_told_nothing_is_asked_again_soon() -> None:
+    """At the beginning its queue may not be this cluster's yet. Once its filter is known, the interval counts."""
+    made, _, time, _ = exchange()
+    link = Link()
+    await made.run(link, Source(PeerFault("not yours")))
+    time.now += UNTOLD_MS
+    assert made.due(link)
+    await made.run(link, Source(ToldCounters(EAST, "east", {}, "any")))
+    time.now += UNTOLD_MS
+    await made.run(link, Source(PeerFault("cut off")))
+    time.now += INTERVAL_MS - 1
+    assert not made.due(link)
 
 
 async def test_the_source_tells_its_queues_filter() -> None:
