@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_descriptor_left(spare: int = 0) -> Iterator[None]:
-    """All but `spare` of the descriptors that the process may have are taken meanwhile."""
+    """All but `spare` of the descriptors that the process may have are taken meanwhile. Garbage of earlier tests, which
+    could give one back at any moment, is collected first."""
+    gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
     held: list[int] = []

@@ -50,9 +50,12 @@ class Draw(NamedTuple):
     one_way: bool = False
     tls: bool = False
     """With tokens, too."""
+    first: int = 0
+    """The first seed."""
 
     def plan(self, seed: int) -> Plan:
-        """The plan of a seed."""
+        """The plan of a seed, counted from the first one."""
+        seed += self.first
         shape = Shape(self.nodes, 1, self.one_way, tokens=self.tls, tls=self.tls)
         names = {*KINDS[StepKind.OPERATION], *self.among}
         return drawn(seed, shape=shape, operations=self.operations, acts=self.acts, seconds=self.seconds, among=names)
@@ -89,7 +92,7 @@ MINUTE_OF_CLOCKS: Final = Draw(("sink-suspend", "queue-clear", "fullsync-run", "
 LED: Final = Draw(("leader-balance", "kill", "sink-suspend", "queue-clear"), 100, 10, 15, (3, 1))
 EXPIRED: Final = Draw(("session-expires", "leader-balance", "freeze"), 150, 10, 15, (3, 1))
 ISOLATED: Final = Draw(("cut-off",), 250, 4, 25, (3, 1))
-RESET: Final = Draw(("reset-connections", "lossy-network", "kill"), 150, 16, 15, (3, 1))
+RESET: Final = Draw(("reset-connections", "lossy-network", "kill"), 150, 16, 15, (3, 1), first=16)
 SIZES: Final = Draw(("properties-set",), 150, 30, 12)
 REWRITTEN: Final = Draw(("kv-reap", "slow-disk"), 150, 40, 15)
 """Writes are long under way, so that a tombstone may be due meanwhile."""
@@ -128,7 +131,7 @@ MUTANTS: Final = (
     Mutant(versions.writes_replace_what_they_have_not_seen, "nothing-lost", CALM, quick=True),
     Mutant(versions.forgets_requests, "committed-reads", CALM, 3),
     Mutant(versions.remembers_only_requests_under_way, "committed-reads", CALM, 3),
-    Mutant(versions.forgets_requests_of_earlier_leaders, "committed-reads", RESET, 3),
+    Mutant(versions.forgets_requests_of_earlier_leaders, "committed-reads", RESET, 2),
     Mutant(versions.answers_repeated_requests_at_once, "committed-reads", EXPIRED, 4),
     Mutant(versions.ignores_conditions, "committed-reads", CALM, quick=True),
     Mutant(versions.client_names_all_writes_alike, "nothing-lost", CALM, quick=True),
@@ -157,7 +160,7 @@ MUTANTS: Final = (
     Mutant(queues.moves_its_cursor_over_what_was_served, "delivered", CUT, quick=True),
     Mutant(queues.keeps_leases_for_ever, "world", FROZEN, 8),
     Mutant(queues.keeps_the_budget_of_windows_that_ended, "bounds", LED, 3),
-    Mutant(queues.serves_partitions_that_it_led, "errors", EXPIRED),
+    Mutant(queues.serves_partitions_that_it_led, "errors", EXPIRED, 2),
     Mutant(queues.counts_what_comes_back_as_acknowledged, "ledgers", CUT, quick=True),
     # gaps
     Mutant(queues.takes_cleared_changes_for_excluded, "delivered", CLEARED, quick=True),
