@@ -206,7 +206,7 @@ def test_a_full_disk_is_an_alarm_with_the_node(tmp_path: Path, open_page: OpenPa
             expect(alarms).to_contain_text(re.compile("node east-3, .*: out-of-storage"), timeout=60_000)
             expect(alarms).to_contain_text("make room on that disk, or move replicas away")
             row = cluster.region("Nodes of this cluster").get_by_role("row").filter(has_text="east-3")
-            expect(row.locator("b.warn, b.bad")).to_contain_text(re.compile(r"[▲■] .*\(\d"), timeout=60_000)
+            expect(row.get_by_text(re.compile(r"^[▲■] .*\(\d"))).to_have_class(re.compile("warn|bad"), timeout=60_000)
             disk.free()
             expect(alarms).to_contain_text("no problems", timeout=120_000)
             for tab in (overview, cluster):
