@@ -25,7 +25,9 @@ from isthmus.config.text import quantity
 from isthmus.queues.object_reader import read_changes, size_of
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window import Window
+from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.store.port import Change, DamagedChange, Store
+from isthmus.repl.unforeseen import unforeseen
 
 FIRST_ROWS: Final = 64
 """Rows of the change index read for the seconds of a partition: the first one that waits is enough, and is among these
@@ -90,20 +92,21 @@ class OldestWaiting(NamedTuple):
 
 class QueueReading(NamedTuple):
     """What a reading found of a queue: its partitions, and how many of them could not be read in time: their seconds
-    (`late`), or else only their objects or bytes (`uncounted`)."""
+    (`late`), or else only their objects or bytes (`uncounted`). `failures`: why the reading of a partition failed."""
 
     partitions: list[PartitionLag]
     late: int
     uncounted: int
+    failures: list[str]
 
     def why_unread(self) -> list[str]:
-        """A sentence for each kind of value that could not be read in time."""
+        """A sentence for each kind of value that could not be read."""
         found = ((self.late, ""), (self.uncounted, "keys and bytes of "))
         return [
             f"{what}{quantity(count, 'partition')} could not be read within {TIMEOUT_S} s: the node is busy"
             for count, what in found
             if count
-        ]
+        ] + self.failures
 
 
 class LagMemory:
@@ -131,12 +134,19 @@ class LagMemory:
         self._first = ""
         for step in (_Reading.read_seconds, _Reading.count_objects, _Reading.add_sizes):
             for name, reading in readings:
+                if reading.failure:
+                    continue
                 try:
                     async with asyncio.timeout_at(by_s):
                         await step(reading)
                 except TimeoutError:
                     reading.uncounted = True
                     self._first = self._first or name
+                except IsthmusError as error:  # such as a disk that fails
+                    reading.failure = str(error)
+                except Exception as error:  # noqa: BLE001 -- logged as unforeseen
+                    at = reading.window.partition
+                    reading.failure = str(unforeseen.exception("queue.lag_failed", error, queue=name, partition=at))
         known: dict[tuple[str, int], OldestWaiting] = {}
         for name, reading in readings:
             place = name, reading.window.partition
@@ -149,7 +159,8 @@ class LagMemory:
             of_queue = [reading for owner, reading in readings if owner == name]
             late = sum(each.shown.seconds is None and each.uncounted for each in of_queue)
             uncounted = sum(each.uncounted for each in of_queue) - late
-            found[name] = QueueReading([each.shown for each in of_queue], late, uncounted)
+            failures = list(dict.fromkeys(each.failure for each in of_queue if each.failure))
+            found[name] = QueueReading([each.shown for each in of_queue], late, uncounted, failures)
         return found
 
 
@@ -235,6 +246,8 @@ class _Reading:
         self.shown = structs.replace(_head(window), seconds=None, objects=None, bytes=None)
         self.uncounted = False
         """Whether a step ran out of time."""
+        self.failure = ""
+        """Why a step failed."""
         self._store = store
         self._pool = pool
         self._wall_ms = wall_ms

@@ -48,7 +48,7 @@ from isthmus.sink.scheduler import LinkName
 from isthmus.sink.status import FetchedLag, LinkState, SinkState
 from isthmus.sink.suspensions import SinkSuspension
 from isthmus.sink.traces import SinkTraces
-from isthmus.sink.worker import Link, SinkContext
+from isthmus.sink.worker import SinkContext
 from isthmus.sink.worker_pool import Seed, SinkCluster, WorkerPool
 
 log = structlog.get_logger(__name__)
@@ -563,30 +563,29 @@ class Sink:
         nodes = f"{len(urls)} nodes" if len(urls) > 1 else "a node"
         return f"nothing is fetched from {nodes} of {first.cluster_name} ({listing.some(urls)}): {first.reason}"
 
-    def links(self) -> list[LinkState]:
-        """The state of each link."""
-        now_ms, binding = self._time.wall_ms(), self._pool.throttled()["binding"] or ""
-        return [self._link_state(name, link, now_ms, binding) for name, link in self._pool.links.items()]
+    def link_names(self) -> list[LinkName]:
+        """The queue and the peer of each link."""
+        return list(self._pool.links)
 
-    def _link_state(self, name: LinkName, link: Link, now_ms: int, binding: str) -> LinkState:
-        entry = self._seed_entries.get(name)
+    def link_state(self, name: LinkName) -> LinkState:
+        """The state of a link."""
+        entry, binding = self._seed_entries.get(name), self._pool.throttled()["binding"] or ""
         return listing.link_state(
-            link,
+            self._pool.links[name],
             self._pool.scheduler,
             self._suspension_of(name),
-            now_ms,
+            self._time.wall_ms(),
             origin="operator" if entry is not None else "config" if name in self._seeds else "discovery",
             entry=entry,
             binding=binding,
         )
 
     def state(self) -> SinkState:
-        """Links, workers, limits, counters per source cluster, dead letters, and what operators have set."""
+        """Workers, limits, counters per source cluster, dead letters, and what operators have set."""
         status = self.status()
         return SinkState(
             status["state"],
             status["reason"],
-            self.links(),
             [one for _, one in sorted(self._passed.items())],
             self._pool.scheduler,
             self._pool.throttled(),

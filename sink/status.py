@@ -135,11 +135,10 @@ class LinkState(NamedTuple):
 
 
 class SinkState(NamedTuple):
-    """The sink of a node as operators see it."""
+    """The sink of a node as operators see it, without its links."""
 
     state: str
     reason: str
-    links: Sequence[LinkState]
     passed_over: Sequence[PassedOver]
     scheduler: FetchScheduler
     throttle: Mapping[str, Any]

@@ -192,7 +192,7 @@ class FullSyncAdmin:
     async def _schedule_of_nodes(self, _request: Request) -> Reply:
         """The rest of the day of every node."""
         found = await self._of_nodes(FULLSYNC_SCHEDULE, FullSyncPart.SCHEDULE)
-        return struct_reply(DaysOfNodes(found.nodes, found.gone, found.unknown, found.at_ms, found.skew_ms))
+        return struct_reply(DaysOfNodes(**found._asdict()))
 
     async def _results_of_nodes(self, request: Request) -> Reply:
         """The newest results of all nodes, the newest first.

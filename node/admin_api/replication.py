@@ -53,7 +53,7 @@ class ReplicationAdmin:
         """Changes sent to and received from each other cluster since the nodes started, and whether the sums match."""
         query, nodes = self._services.query, self._nodes()
         ledgers, received, lags = await asyncio.gather(
-            query.ask(LEDGERS, ReadLedgers(), nodes),
+            query.ask(LEDGERS, ReadLedgers(failures=True), nodes),
             query.ask(SINK, None, nodes),
             query.ask(LAGS, ReadLags(), nodes),
         )

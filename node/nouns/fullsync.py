@@ -21,8 +21,8 @@ SUPPRESSED_MAX: Final = 240
 # --- results ---
 
 
-class CheckResultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one check of one bucket type found."""
+class CheckResultRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one check of one bucket type found; a node of an earlier version leaves some fields out."""
 
     began_ms: Annotated[int, means("When it began.", TableColumn("began", moment=True))]
     kind: Annotated[str, means("What it looked at.", TableColumn(leave=5))]
@@ -46,18 +46,20 @@ class CheckResultRow(msgspec.Struct, frozen=True, kw_only=True):
     by: Annotated[str, means('Who asked for it; "": the schedule.')]
     unexplained: Annotated[int, means("Segments that differ in keys that were not compared.")]
     refused: Annotated[int, means("Earlier repairs that the other cluster refused, or that had no effect.")]
-    segments_ahead: Annotated[int, means("Segments outside of the range in which the other side is ahead alone.")]
+    segments_ahead: Annotated[
+        int | UnsetType, means("Segments outside of the range in which the other side is ahead alone.")
+    ] = UNSET
     lacking: Annotated[bool, means("The other cluster lacks the bucket type.")]
     reason: Annotated[str, means("Why it ended so.", TableColumn(text=True))]
 
 
-class PeerResultRow(CheckResultRow, frozen=True, kw_only=True):
+class PeerResultRow(CheckResultRow, frozen=True, kw_only=True, omit_defaults=True):
     """A result with its peer."""
 
     peer: Annotated[str, means("The full-sync.")]
 
 
-class NodeResultRow(PeerResultRow, frozen=True, kw_only=True):
+class NodeResultRow(PeerResultRow, frozen=True, kw_only=True, omit_defaults=True):
     """A result with its peer and node."""
 
     node: Annotated[str, means("The node that compared.")]
@@ -108,12 +110,13 @@ class CheckRange(msgspec.Struct, frozen=True):
 
 
 class FullSyncPeerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A cluster that a node compares with, as a `[[fullsync]]` of the file or an operator names it."""
+    """A cluster that a node compares with, as a `[[fullsync]]` of the file or an operator names it; a node of an
+    earlier version leaves some fields out."""
 
     name: Annotated[str, means("The full-sync.", TableColumn("peer"))]
     urls: Annotated[list[str], means("Nodes of the other cluster.")]
     cluster: Annotated[str | None, means("The cluster that must answer there; null: any.")]
-    origin: Annotated[Literal["file", "added", "set"], means("Who named it, or changed it.")]
+    origin: Annotated[str, means("`file`, or `added` or `set` by an operator.")]
     set: Annotated[list[PeerSettingsRow], means("What operators set.")]
     state: Annotated[str, means("`scheduled`, `suspended` or `idle`.", TableColumn(state=True))]
     suspended: Annotated[SignedAct | None, means("The suspension in force.")]
@@ -132,19 +135,21 @@ class FullSyncPeerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         means("Bucket type -> as of when the other cluster has all; null: never.", TableColumn("proven as of")),
     ]
     equal_ms: Annotated[
-        dict[str, int | None],
+        dict[str, int | None] | UnsetType,
         means("Bucket type -> when both were found equal; null: never.", TableColumn("equal as of", leave=5)),
-    ]
-    equal_types: Annotated[list[str], means("Bucket types of which both are to have the same.")]
-    both_ways: Annotated[bool, means("Some are to be the same in both.")]
+    ] = UNSET
+    equal_types: Annotated[list[str] | UnsetType, means("Bucket types of which both are to have the same.")] = UNSET
+    both_ways: Annotated[bool | UnsetType, means("Some are to be the same in both.")] = UNSET
     compares: Annotated[dict[str, list[str]], means("Queue -> the bucket types that checks prove for it.")]
     queue: Annotated[str, means("The queue that repairs go into.", TableColumn("repairs to", leave=2))]
     queue_delisted: bool
     queue_of_other: Annotated[str | None, means("The other cluster that owns the queue; null: it is the right one.")]
     gaps_open: Annotated[int | None, means("Gaps that it is to close; null: not known.")]
     gaps_queues: Annotated[list[str], means("Their queues.")]
-    gaps_uncompared: Annotated[int, means("Of them, those that may miss bucket types that are not compared.")]
-    gaps_uncompared_types: list[str]
+    gaps_uncompared: Annotated[
+        int | UnsetType, means("Of them, those that may miss bucket types that are not compared.")
+    ] = UNSET
+    gaps_uncompared_types: list[str] | UnsetType = UNSET
     gaps_wait_s: Annotated[float | None, means("Until they are looked at again; null: not planned.")]
     gaps_closed: Annotated[int, means("Since the node began.")]
     named: Annotated[list[DifferingKey], means("The first keys that differed in the newest check.")]
@@ -234,14 +239,19 @@ class FullSyncSuspensionRow(msgspec.Struct, frozen=True):
     reason: str
 
 
-class FullSyncNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """What all nodes compare."""
+class AskedNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the nodes that were asked for their part."""
 
-    nodes: Annotated[dict[str, FullSyncOfNode | None], means("Null: it does not answer, or is gone.")]
     gone: Annotated[dict[str, int], means("Node that is down -> since when.")]
     unknown: Annotated[dict[str, str], means("Node without an answer -> why.")]
     at_ms: int
     skew_ms: Annotated[int, means("How far any clock of the cluster may be from this node's.")]
+
+
+class FullSyncNodes(AskedNodes, frozen=True, kw_only=True):
+    """What all nodes compare."""
+
+    nodes: Annotated[dict[str, FullSyncOfNode | None], means("Null: it does not answer, or is gone.")]
     suspensions: Annotated[list[FullSyncSuspensionRow] | None, means("Null: they could not be read.")]
     suspensions_error: str
 
@@ -291,14 +301,10 @@ class DayOfNode(msgspec.Struct, frozen=True):
     peers: list[PeerDay]
 
 
-class DaysOfNodes(msgspec.Struct, frozen=True):
+class DaysOfNodes(AskedNodes, frozen=True, kw_only=True):
     """The rest of the day of all nodes."""
 
     nodes: Annotated[dict[str, DayOfNode | None], means("Null: it does not answer, or is gone.")]
-    gone: Annotated[dict[str, int], means("Node that is down -> since when.")]
-    unknown: Annotated[dict[str, str], means("Node without an answer -> why.")]
-    at_ms: int
-    skew_ms: Annotated[int, means("How far any clock of the cluster may be from this node's.")]
 
 
 # --- trees ---

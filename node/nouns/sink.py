@@ -89,7 +89,7 @@ class SinkLink(msgspec.Struct, frozen=True, kw_only=True):
     peer: Annotated[str, means("The node that it is fetched from.", TableColumn(host=True))]
     source_cluster: Annotated[str | None, means("Null: it has not answered yet.")]
     source_uuid: Annotated[str | None, means("Null: it has not answered yet.")]
-    from_: Annotated[Literal["config", "operator", "discovery"], means("Who named the peer.", TableColumn(leave=9))] = (
+    from_: Annotated[str, means("Who named the peer: `config`, `operator` or `discovery`.", TableColumn(leave=9))] = (
         msgspec.field(name="from")
     )
     set: Annotated[SignedAct | None, means("The operator who added it; null: none did.")]

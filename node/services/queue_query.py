@@ -19,8 +19,9 @@ from isthmus.node.services.replication_lag import NodeLags
 from isthmus.queues.admin import GapChoice, GapProof, QueueActs
 from isthmus.queues.queue_documents import AppliedOffsets, AuditInfo
 from isthmus.queues.service import QueueService
-from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.errors import CodecError, IsthmusError
 from isthmus.repl.model.keys import Key
+from isthmus.repl.unforeseen import unforeseen
 
 METHOD: Final = "queues"
 
@@ -50,8 +51,11 @@ class ReadLedger(msgspec.Struct, frozen=True, tag_field="what", tag="ledger"):
     name: str
 
 
-class ReadLedgers(msgspec.Struct, frozen=True, tag_field="what", tag="ledgers"):
-    """The ledgers of all queues."""
+class ReadLedgers(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="what", tag="ledgers"):
+    """The ledgers of all queues. A version that does not know `failures` answers as a whole or not at all."""
+
+    failures: bool = False
+    """In place of a ledger that a defect kept from being read, its queue's name and why: {"name", "failed"}."""
 
 
 class ReadLags(msgspec.Struct, frozen=True, tag_field="what", tag="lags"):
@@ -189,7 +193,7 @@ class QueueResponder:
             case ReadLedger():
                 return await acts.ledger(request.name)
             case ReadLedgers():
-                return [await acts.ledger(name) for name in acts.names()]
+                return [await self._ledger(name, request.failures) for name in acts.names()]
             case ReadLags():
                 return NodeLags(await acts.lags(), self._fullsync.proven())
             case ReadApplied():
@@ -200,6 +204,16 @@ class QueueResponder:
             case CloseGaps():
                 audit = AuditInfo(request.by, request.at_ms, request.reason)
                 return await acts.close_gaps(request.name, request.choice(self._history_of), audit)
+
+    async def _ledger(self, name: str, failures: bool) -> dict[str, Any]:
+        try:
+            return await self._acts.ledger(name)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            if not failures:
+                raise
+            return {"name": name, "failed": str(unforeseen.exception("queue.ledger_failed", error, queue=name))}
 
     def _with_history(self, row: dict[str, Any]) -> dict[str, Any]:
         """The gap of a partition with the history that its offsets belong to."""

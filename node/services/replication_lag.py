@@ -199,13 +199,19 @@ def ledger_rows(
     """The sent side: a row for each queue: {"direction": "sent", "queue", "cluster", "uuid", numbers, "closes",
     "state", "reason"}.
 
-    `ledgers`: a list of `queues.status.ledger` of each node. A partition that no ledger covers makes the row unknown. A
-    queue from which no cluster has fetched yet is `no-sink`: it has nothing to account for.
+    `ledgers`: a list of `queues.status.ledger` of each node, or of a "name" and why it "failed". A partition that no
+    ledger covers makes the row unknown. A queue from which no cluster has fetched yet is `no-sink`: it has nothing to
+    account for.
     """
     rows = []
-    silent = sorted(node for node, answer in ledgers.items() if answer is None)
     for name in sorted({one["name"] for answer in ledgers.values() for one in answer or ()}):
-        found = [one for answer in ledgers.values() for one in answer or () if one["name"] == name]
+        every = [(node, one) for node, answer in ledgers.items() for one in answer or () if one["name"] == name]
+        found = [one for _, one in every if "failed" not in one]
+        untold = {node: f"node {node} does not answer" for node, answer in ledgers.items() if answer is None}
+        untold |= {
+            node: f"node {node} cannot read its ledger: {one['failed']}" for node, one in every if "failed" in one
+        }
+        silent = [why for _, why in sorted(untold.items())]
         lost = sum(len(offsets) for one in found for offsets in one["lost"].values())
         open_ = sorted({p for one in found for p in one["partitions_not_known"]})
         row: dict[str, Any] = {"direction": "sent", "queue": name}
@@ -227,7 +233,7 @@ def ledger_rows(
             )
         elif silent or uncovered:
             row["state"] = "unknown"
-            row["reason"] = f"node {silent[0]} does not answer" if silent else uncovered
+            row["reason"] = silent[0] if silent else uncovered
         elif no_sink:
             backlog = [one.get("backlog") for one in found]
             row["waiting"] = sum(backlog) if None not in backlog else None

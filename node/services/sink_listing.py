@@ -40,7 +40,11 @@ from isthmus.sink.suspensions import SinkSuspension
 def overview_of(sink: Sink, node: str) -> SinkOverview:
     """The sink of `node`, this one."""
     found, rows = sink.state(), SeparateRows({})
-    links = [row for one in found.links for row in rows.make(_name_of(one), _link, one)]
+    links = [
+        row
+        for name in sink.link_names()
+        for row in rows.make(f"{name.queue} {name.peer}", lambda one: _link(sink.link_state(one)), name)
+    ]
     scheduler, limits = found.scheduler, found.limits_set
     return SinkOverview(
         node=node,
@@ -61,10 +65,6 @@ def overview_of(sink: Sink, node: str) -> SinkOverview:
         sinks=[*links, *map(_passed_over, found.passed_over)],
         failed=rows.shown(),
     )
-
-
-def _name_of(found: LinkState) -> str:
-    return f"{found.link.name.queue} {found.link.name.peer}"
 
 
 def _suspension(one: SinkSuspension) -> SinkSuspensionRow:

@@ -137,6 +137,9 @@ def test_ledgers_of_all_nodes_are_added_and_one_that_does_not_close_is_an_alarm(
         assert (row["state"], row["closes"]) == ("alarm", False)
     (row,) = ledger_rows({"e1": [one_ledger()], "e2": None}, owners, LED)
     assert (row["state"], row["eligible"], row["reason"]) == ("unknown", None, "node e2 does not answer")
+    (row,) = ledger_rows({"e1": [one_ledger()], "e2": [{"name": "q", "failed": "a defect"}]}, owners, LED)
+    assert (row["state"], row["eligible"]) == ("unknown", None)
+    assert row["reason"] == "node e2 cannot read its ledger: a defect"
     refused = one_ledger(outcomes={**dict.fromkeys(OUTCOMES, 0), "rejected": 5})
     (row,) = ledger_rows({"e1": [refused]}, owners, LED)
     assert (row["state"], row["reason"]) == (

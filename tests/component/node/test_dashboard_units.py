@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).parents[3]
 
 SCRIPTS = REPOSITORY / "node" / "dashboard" / "static" / "js"
@@ -47,11 +45,10 @@ CASES = [
 ]
 
 
-@pytest.mark.skipif(DENO is None, reason="Deno comes with the packages of requirements.lock")
 def test_numbers_at_the_bounds_of_their_units() -> None:
     """A value that rounds to the next unit is shown in it, a share that is not whole is never 100 %, what is not 0 is
     never shown as 0, and what is not known is \"unknown\"."""
-    assert DENO is not None
+    assert DENO is not None, "Deno comes with the packages of requirements.lock"
     calls = ",".join(f"units[{json.dumps(name)}]({json.dumps(value)})" for name, value, _ in CASES)
     program = f"import * as units from {json.dumps(UNITS.as_uri())}; console.log(JSON.stringify([{calls}]));"
     done = subprocess.run([DENO, "eval", program], capture_output=True, text=True, check=True)
@@ -59,11 +56,10 @@ def test_numbers_at_the_bounds_of_their_units() -> None:
     assert shown == {case[:2]: case[2] for case in CASES}
 
 
-@pytest.mark.skipif(DENO is None, reason="Deno comes with the packages of requirements.lock")
 def test_a_page_shows_a_finding_by_the_severity_that_the_node_gave_it() -> None:
     """The worst finding of a code about a subject counts; what has none is judged by nobody. The words of states have
     the tones of their findings: a link that fails and a node that is gone are warnings everywhere."""
-    assert DENO is not None
+    assert DENO is not None, "Deno comes with the packages of requirements.lock"
     findings = [
         {"code": "lag", "severity": "critical", "subject": "queue q"},
         {"code": "lag", "severity": "warning", "subject": "queue q"},

@@ -17,7 +17,7 @@ from isthmus.queues.lag import LEAST_S, TIMEOUT_S, LagReadings, QueueLag
 from isthmus.queues.queue_documents import PUBLISHING, SERVING
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
-from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.errors import LocalFault, NotReady
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.property_digests import PropertyDifference, scope_digest
 from tests.support.queue_listings import listed_queues
@@ -90,6 +90,30 @@ async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pyte
         assert 60 <= kept["seconds"] < 70
         assert kept["bytes"] is None
         assert "keys and bytes of 1 partition could not be read within 0.2 s" in queue["reason"]
+
+
+@pytest.mark.logs_errors("queue.lag_failed")
+@pytest.mark.parametrize(
+    ("error", "words"), [(RuntimeError("injected"), "RuntimeError"), (LocalFault("the disk fails"), "the disk fails")]
+)
+async def test_one_partition_that_cannot_be_read_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    """Its lag is unknown, and the reason says why; what the other partitions and queues lack is known."""
+    sound = lag_module._Reading.read_seconds
+
+    async def read(reading: Any) -> None:
+        if reading.window.partition == P:
+            raise error
+        await sound(reading)
+
+    monkeypatch.setattr(lag_module._Reading, "read_seconds", read)
+    async with audited_node(QueueSettings("a"), QueueSettings("b")) as queue_node:
+        for queue in await lags(queue_node):
+            broken = [part for part in queue["partitions"] if part["partition"] == P]
+            assert [part["seconds"] for part in broken] == [None]
+            assert [part["seconds"] for part in queue["partitions"] if part not in broken] == [0.0]
+            assert words in queue["reason"]
 
 
 async def test_no_queue_takes_the_seconds_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

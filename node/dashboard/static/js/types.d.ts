@@ -792,7 +792,7 @@ export interface SinkLink {
   peer: string;
   source_cluster: string | null;
   source_uuid: string | null;
-  from: "config" | "discovery" | "operator";
+  from: string;
   set: SignedAct | null;
   since_ms: number | null;
   state: string;
@@ -1012,7 +1012,7 @@ export interface CheckResultRow {
   by: string;
   unexplained: number;
   refused: number;
-  segments_ahead: number;
+  segments_ahead?: number;
   lacking: boolean;
   reason: string;
 }
@@ -1021,7 +1021,7 @@ export interface FullSyncPeerRow {
   name: string;
   urls: string[];
   cluster: string | null;
-  origin: "added" | "file" | "set";
+  origin: string;
   set: PeerSettingsRow[];
   state: string;
   suspended: SignedAct | null;
@@ -1036,17 +1036,17 @@ export interface FullSyncPeerRow {
   bidirectional: boolean;
   bucket_types: string[];
   proven_ms: Record<string, number | null>;
-  equal_ms: Record<string, number | null>;
-  equal_types: string[];
-  both_ways: boolean;
+  equal_ms?: Record<string, number | null>;
+  equal_types?: string[];
+  both_ways?: boolean;
   compares: Record<string, string[]>;
   queue: string;
   queue_delisted: boolean;
   queue_of_other: string | null;
   gaps_open: number | null;
   gaps_queues: string[];
-  gaps_uncompared: number;
-  gaps_uncompared_types: string[];
+  gaps_uncompared?: number;
+  gaps_uncompared_types?: string[];
   gaps_wait_s: number | null;
   gaps_closed: number;
   named: DifferingKey[];
@@ -1093,11 +1093,11 @@ export interface FullSyncSuspensionRow {
 }
 
 export interface FullSyncNodes {
-  nodes: Record<string, FullSyncOfNode | null>;
   gone: Record<string, number>;
   unknown: Record<string, string>;
   at_ms: number;
   skew_ms: number;
+  nodes: Record<string, FullSyncOfNode | null>;
   suspensions: FullSyncSuspensionRow[] | null;
   suspensions_error: string;
 }
@@ -1135,11 +1135,11 @@ export interface DayOfNode {
 }
 
 export interface DaysOfNodes {
-  nodes: Record<string, DayOfNode | null>;
   gone: Record<string, number>;
   unknown: Record<string, string>;
   at_ms: number;
   skew_ms: number;
+  nodes: Record<string, DayOfNode | null>;
 }
 
 export interface NodeResultRow {
@@ -1159,7 +1159,7 @@ export interface NodeResultRow {
   by: string;
   unexplained: number;
   refused: number;
-  segments_ahead: number;
+  segments_ahead?: number;
   lacking: boolean;
   reason: string;
   peer: string;

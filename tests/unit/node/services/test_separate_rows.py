@@ -10,12 +10,13 @@ import pytest
 
 from isthmus.config.settings import QueueSettings
 from isthmus.node.nouns.queue import QueueShare, QueueShares
-from isthmus.node.services import fullsync_listing, queue_listing, sink_listing
+from isthmus.node.services import fullsync_listing, queue_listing
 from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.node.services.queue_listing import shares_of
-from isthmus.node.services.queue_query import QUEUE_LISTING, ListQueues, QueueResponder
+from isthmus.node.services.queue_query import LEDGERS, QUEUE_LISTING, ListQueues, QueueResponder, ReadLedgers
 from isthmus.node.services.sink_listing import overview_of
 from isthmus.repl.clock import SystemTime
+from isthmus.sink import status
 from tests.support.queue_listings import share
 from tests.support.queue_node import QueueNode
 from tests.support.sink_pair import SinkPair
@@ -64,8 +65,8 @@ def test_a_listing_of_an_earlier_version_is_a_list_of_shares() -> None:
 
 async def test_one_link_that_cannot_be_shown_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sink's other links, and its figures, are listed."""
-    make = failing_for(sink_listing._link, "q", lambda found: found.link.name.queue)
-    monkeypatch.setattr(sink_listing, "_link", make)
+    make = failing_for(status.link_state, "q", lambda link, *_: link.name.queue)
+    monkeypatch.setattr(status, "link_state", make)
     async with SinkPair() as pair:
         found = overview_of(await pair.sink("q", "r"), "w1")
         assert [one.queue for one in found.sinks] == ["r"]
@@ -87,10 +88,31 @@ def test_one_full_sync_that_cannot_be_shown_leaves_the_others(monkeypatch: pytes
         scheduler=scheduler, gap_healer=None, status=lambda: {"state": "scheduled", "reason": ""}
     )
     coverage: Any = SimpleNamespace(owners=dict, sent=list)
-    status = FullSyncStatus(fullsync, coverage, "n1", SystemTime(), lambda _cluster: ())
-    monkeypatch.setattr(status, "compared", lambda _peer: {})
-    monkeypatch.setattr(status, "equal_types", lambda _peer: [])
-    found = status.checks()
+    shown = FullSyncStatus(fullsync, coverage, "n1", SystemTime(), lambda _cluster: ())
+    monkeypatch.setattr(shown, "compared", lambda _peer: {})
+    monkeypatch.setattr(shown, "equal_types", lambda _peer: [])
+    found = shown.checks()
     assert found.peers == [peers["north"]]
     assert isinstance(found.failed, dict)
     assert list(found.failed) == ["west"]
+
+
+@pytest.mark.logs_errors("queue.ledger_failed")
+async def test_one_ledger_that_cannot_be_read_leaves_the_others() -> None:
+    """It is unknown with the reason, and the node is not said to lack the queue. A node of an earlier version, which
+    knows no such row, gets none."""
+    sound = {"name": "r", "lost": {}, "partitions_not_known": []}
+
+    async def ledger(name: str) -> dict[str, Any]:
+        if name == "q":
+            raise RuntimeError("injected")
+        return sound
+
+    acts: Any = SimpleNamespace(names=lambda: ["q", "r"], ledger=ledger)
+    parts: Any = [None] * 3
+    responder = QueueResponder(parts[0], acts, *parts[:3])
+    broken, other = await responder.respond(ReadLedgers(failures=True))
+    assert (broken["name"], "RuntimeError" in broken["failed"], other) == ("q", True, sound)
+    with pytest.raises(RuntimeError):
+        await responder.respond(ReadLedgers())
+    assert msgspec.json.decode(LEDGERS.requests.encode(ReadLedgers())) == {"what": "ledgers"}
