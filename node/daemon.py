@@ -630,8 +630,11 @@ class Node:
         await services.fullsync.stop(save=clean)
         await self._listeners.stop()
         await self._credentials.stop()
-        await self._release(clean)
-        log.info("node.stopped", clean=clean)
+        try:
+            await self._leave_metastore()
+            log.info("node.stopped", clean=clean)  # the journal, which ends next, has it
+        finally:
+            await self._release(clean)
         return EXIT_OK
 
     async def _end_reads(self) -> None:
@@ -645,23 +648,26 @@ class Node:
 
     async def abandon(self) -> None:
         """Free the resources of a start that failed."""
-        await self._release(clean=False)
+        try:
+            await self._leave_metastore()
+        finally:
+            await self._release(clean=False)
+
+    async def _leave_metastore(self) -> None:
+        """A ZooKeeper that does not stop is an error; the node's own resources are released all the same."""
+        if self._metastore is not None:
+            await self._metastore.stop()
+        if self._embedded:
+            await asyncio.get_running_loop().run_in_executor(
+                None, supervisor_client.release_embedded, self.settings.node.data_dir
+            )
 
     async def _release(self, clean: bool) -> None:
-        try:
-            if self._metastore is not None:
-                await self._metastore.stop()
-            if self._embedded:
-                await asyncio.get_running_loop().run_in_executor(
-                    None, supervisor_client.release_embedded, self.settings.node.data_dir
-                )
-        finally:
-            # A ZooKeeper that does not stop is an error; the node's own resources are released all the same.
-            if self._services is not None:
-                await self._services.journal.stop()  # before the lock on the data directory is released
-            if self._identity is not None:
-                self._identity.close(clean)
-            if self._tracer is not None:
-                await self._tracer.stop()
-            if self._services is not None:
-                self._services.read_pool.shutdown(wait=False, cancel_futures=True)
+        if self._services is not None:
+            await self._services.journal.stop()  # before the lock on the data directory is released
+        if self._identity is not None:
+            self._identity.close(clean)
+        if self._tracer is not None:
+            await self._tracer.stop()
+        if self._services is not None:
+            self._services.read_pool.shutdown(wait=False, cancel_futures=True)

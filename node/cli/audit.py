@@ -88,7 +88,7 @@ def list_acts(
     answer = query.get("/admin/audit?" + urlencode({k: v for k, v in wanted.items() if v is not None}))
     query.echo_rows(answer, "acts", ACTS)
     for name, why in object_in(answer, "unknown").items():
-        query.note(f"note: the log of node {name} is unknown: {why}")
+        query.note(f"note: acts of node {name} are missing: {why}")
     for name, found in object_in(answer, "nodes").items():
         if isinstance(found, dict) and found.get("lost"):
             query.note(f"note: node {name} has lost {found['lost']} lines since it started")

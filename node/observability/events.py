@@ -13,14 +13,18 @@ from typing import Any, Final, NamedTuple
 
 from isthmus.node.observability.redaction import Redactor
 from isthmus.repl.log_limit import LogLimit
-from isthmus.repl.machine import MemoryLock, machine, one_per_process
+from isthmus.repl.machine import MemoryLock, machine, monotonic_s, one_per_process
 
 EVENTS_MAX: Final = 2_000
-"""Events in memory, at most 1 MB: hours of a quiet cluster. As many may wait for a disk that is full or hangs; of more,
-the oldest are not written."""
+"""Events in memory, at most 6 MB and mostly below 1 MB: hours of a quiet cluster. As many may wait for a disk that is
+full or hangs; of more, the oldest are not written."""
 
 TEXT_MAX: Final = 400
 """Longest text of an event; the log has the rest."""
+
+KEPT_MAX: Final = TEXT_MAX + 1_024
+"""Longest text in memory: a known secret, which `journal` removes before it cuts at TEXT_MAX, is whole if it begins
+before that; no token that is accepted is longer than the difference."""
 
 REPEATS_MAX: Final = 10
 """Events of one name and subject that are written to the disk in REPEATS_S. A link that fails once a second for a day
@@ -81,7 +85,7 @@ HIDDEN: Final = frozenset(("event", "node", "level", "timestamp", "exception", "
 
 
 _FORMS: Final = Redactor()
-"""Removes what looks like a secret before a text is cut; what is known as one is removed by `journal`."""
+"""Removes what looks like a secret; what is known as one is removed by `journal`."""
 
 
 class RecentEvent(NamedTuple):
@@ -112,6 +116,7 @@ class RecentEvents:
         """Number of the newest event."""
         self.began_ms = machine().wall_ns() // 1_000_000
         """Begin of the process: with it the number of an event is unique over restarts."""
+        self._began_s = monotonic_s()
         self.listener: Callable[[], None] | None = None
         """Called after each event, in the thread that logs; must neither block nor raise."""
 
@@ -127,14 +132,18 @@ class RecentEvents:
             with self._lock:
                 self.newest += 1
                 self._events.append(RecentEvent(self.newest, at_ms, kind, name, method, subject, text, suppressed))
-            if self.listener is not None:
-                self.listener()
+            listener = self.listener  # another thread may take it away
+            if listener is not None:
+                listener()
         return event
 
-    def since(self, at_ms: int, limit: int, kind: str | None = None) -> list[RecentEvent]:
-        """The newest events (of a kind) from `at_ms` on, `limit` at most, the oldest first."""
-        found = [each for each in self.all() if each.at_ms >= at_ms and kind in (None, each.kind)]
-        return found[-limit:] if limit else []
+    def complete_from_ms(self) -> int:
+        """Since when no event is missing here, by the clock as it is now: it may have been set since the process began,
+        as often after the start of a machine."""
+        began_ms = machine().wall_ns() // 1_000_000 - int(1000 * (monotonic_s() - self._began_s))
+        with self._lock:
+            oldest = self._events[0] if self._events else None
+        return began_ms if oldest is None or oldest.number == 1 else max(began_ms, oldest.at_ms)
 
     def all(self) -> list[RecentEvent]:
         """All that are kept, the oldest first."""
@@ -165,7 +174,7 @@ def _texts(event: Mapping[str, Any]) -> tuple[str, str]:
         shown = {key: value for key, value in event.items() if key not in HIDDEN and value not in ("", None)}
         clean = _FORMS.document(shown)
         subject = ", ".join(f"{key} {clean[key]}" for key in SUBJECT if key in clean)
-        return subject[:TEXT_MAX], ", ".join(f"{key} {value}" for key, value in clean.items())[:TEXT_MAX]
+        return subject[:KEPT_MAX], ", ".join(f"{key} {value}" for key, value in clean.items())[:KEPT_MAX]
     except Exception as error:  # noqa: BLE001 -- an event's values are anything, and its line is to be written
         return "", f"(fields that cannot be shown: {type(error).__name__})"
 

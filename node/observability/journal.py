@@ -7,8 +7,8 @@ One thread writes, off the event loop. Acts are synced, one fsync for all that c
 line is on the disk, or after WAIT_S without it. An act that cannot be written is lost: the loss is counted and logged,
 the next one that is written has the number of lost ones before it (`lost_before`), and their ids stay free.
 
-Events are written after the acts that wait, and not synced. An event that cannot be written stays in memory and is
-tried again with the next one; it is lost, and counted the same way, when newer ones have taken its place there.
+Events are written after the acts that wait, and not synced. While they cannot be written they stay in memory, and are
+tried again every RETRY_S; those whose place there newer ones have taken are lost, and counted the same way.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from isthmus.node.observability.events import RecentEvent, RecentEvents
-from isthmus.node.observability.line_files import Line, LineFiles, LinePage, Written, utc_text
+from isthmus.node.observability.events import TEXT_MAX, RecentEvent, RecentEvents
+from isthmus.node.observability.line_files import CLOCK_SLACK_MS, Line, LineFiles, LinePage, Written, utc_text
 from isthmus.node.observability.redaction import Redactor
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.telemetry import Family, Sample
@@ -55,6 +55,10 @@ EVENTS_FILES: Final = 4
 
 EVENTS_BATCH: Final = 500
 """Events that are written at once: an act waits for them at most some milliseconds."""
+
+RETRY_S: Final = 2.0
+"""Between two attempts to write events to a disk that is full or fails, which is when they come by the hundred; an
+attempt takes some milliseconds of the event loop."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_audit_lines_total": Family(
@@ -102,14 +106,17 @@ class Journal:
 
     def __init__(self, data_dir: Path, file_bytes: int, files_count: int, events: NodeEvents) -> None:
         self.directory = data_dir / DIRECTORY
-        self._acts = LineFiles(self.directory, "", file_bytes, files_count)
-        self._events = LineFiles(self.directory, EVENTS_PREFIX, EVENTS_FILE_BYTES, EVENTS_FILES)
+        self._acts = LineFiles(self.directory, "", file_bytes, files_count, in_order=True)
+        # Not in order: each start of a machine may log events before its clock is set.
+        self._events = LineFiles(self.directory, EVENTS_PREFIX, EVENTS_FILE_BYTES, EVENTS_FILES, in_order=False)
         self._source = events
         self._loop: asyncio.AbstractEventLoop | None = None
         """Where events are written from; None: not yet, or no longer."""
         self._woken = False
         """The loop is to look for events."""
         self._events_due = False
+        self._retry: asyncio.TimerHandle | None = None
+        """Set while events wait because they could not be written."""
         self._events_to = 0
         """Number of the newest event that needs no writing any more."""
         self._events_unmarked = 0
@@ -118,6 +125,7 @@ class Journal:
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: list[tuple[Line, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
+        self._stopped = False
         self._unmarked = 0
         """Lost acts that no written line counts yet."""
         self.counts = {"written": 0, "unsynced": 0, "lost": 0}
@@ -144,8 +152,8 @@ class Journal:
     def enqueue(self, line: Line) -> asyncio.Future[None]:
         """Write an act soon; the future is done when it is on the disk or lost."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if len(self._waiting) >= QUEUE_MAX:
-            self._lose([line], "too many lines wait for the disk")
+        if self._stopped or len(self._waiting) >= QUEUE_MAX:
+            self._lose([line], "the node has stopped" if self._stopped else "too many lines wait for the disk")
             written.set_result(None)
             return written
         self._waiting.append((line, written))
@@ -167,15 +175,14 @@ class Journal:
         in_memory = recent.all()
         newest = [each for each in in_memory if each.at_ms >= since_ms and kind in (None, each.kind)][-limit:]
         lines = self._lines_of(newest)
-        complete_from_ms = in_memory[0].at_ms if in_memory and in_memory[0].number > 1 else recent.began_ms
-        if len(lines) == limit or since_ms > complete_from_ms:
+        if len(lines) == limit or since_ms > recent.complete_from_ms() + CLOCK_SLACK_MS:
             return EventPage(lines, "")
         known = {self._event_id(each) for each in in_memory}
         older: list[Line] = []
         why = ""
         try:
             async with asyncio.timeout(READ_S):
-                await self._read_older(older, since_ms, limit - len(lines), kind, known)
+                why = await self._read_older(older, since_ms, limit - len(lines), kind, known)
         except TimeoutError:
             why = f"the disk did not give {self.directory} within {READ_S} s"
         except OSError as error:
@@ -183,13 +190,15 @@ class Journal:
         return EventPage([*reversed(older), *lines], why)
 
     async def stop(self) -> None:
-        """Write what waits, and close the files. A disk that hangs is waited for WAIT_S."""
+        """Write what waits, and close the files. A disk that hangs is waited for WAIT_S. Never raises."""
         if self._loop is not None:
             self._source.recent.listener = None
-            self._look_for_events()
+            self._end_pause()
         if self._writing is not None:
             await asyncio.wait([self._writing], timeout=WAIT_S)
-        self._loop = None
+        self._loop, self._stopped = None, True
+        if self._retry is not None:
+            self._retry.cancel()
         if self._pool is not None:
             pool, self._pool = self._pool, None
             with contextlib.suppress(TimeoutError):
@@ -218,7 +227,7 @@ class Journal:
         self._events.close()
 
     async def _write_waiting(self) -> None:
-        while self._waiting or self._events_due:
+        while not self._stopped and (self._waiting or self._events_due):
             if self._waiting:
                 await self._write_acts()
             else:
@@ -235,11 +244,14 @@ class Journal:
         self.counts["written" if result.unsynced is None else "unsynced"] += result.done_count
         if result.done_count:
             self._unmarked -= unmarked
+        ended_count = len(batch)
         if result.error is not None:
             if not isinstance(result.error, OSError):
                 unforeseen.exception("audit.write_failed", result.error)
-            self._lose(lines[result.done_count :], _reason(result.error))
-        for _, written in batch:
+                ended_count = result.done_count + 1  # this line is lost alone
+            self._lose(lines[result.done_count : ended_count], _reason(result.error))
+        self._waiting[:0] = batch[ended_count:]
+        for _, written in batch[:ended_count]:
             if not written.done():
                 written.set_result(None)
 
@@ -253,12 +265,18 @@ class Journal:
 
     def _look_for_events(self) -> None:
         self._woken = False
-        if self._loop is not None and self._source.recent.newest > self._events_to:
+        if self._loop is not None and self._retry is None and self._source.recent.newest > self._events_to:
             self._events_due = True
             self._write_soon()
 
+    def _end_pause(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        self._look_for_events()
+
     async def _write_events(self) -> None:
-        """Write the oldest events that are not written yet; after a failure they wait for the next event."""
+        """Write the oldest events that are not written yet; after a failure they wait for RETRY_S."""
         batch = self._source.recent.after(self._events_to, EVENTS_BATCH)
         if not batch:
             return
@@ -273,16 +291,17 @@ class Journal:
         if result.done_count:
             self._events_unmarked = 0
         to = batch[-1].number
-        if result.error is None:
-            self._events_due = self._loop is not None and self._source.recent.newest > to
-        else:
-            if isinstance(result.error, OSError):
-                to = wanted[result.done_count].number - 1  # it and those after it are tried again
-                if (suppressed := self._failures.due()) is not None:
-                    log.warning("journal.events_wait", why=_reason(result.error), suppressed=suppressed)
-            else:
-                unforeseen.exception("journal.write_failed", result.error)
-                self._lose_events(len(wanted) - result.done_count)
+        if isinstance(result.error, OSError):
+            to = wanted[result.done_count].number - 1  # it and those after it are tried again
+            if self._loop is not None:
+                self._retry = self._loop.call_later(RETRY_S, self._end_pause)
+            if (suppressed := self._failures.due()) is not None:
+                log.warning("journal.events_wait", why=_reason(result.error), suppressed=suppressed)
+        elif result.error is not None:
+            to = wanted[result.done_count].number  # it is lost alone
+            unforeseen.exception("journal.write_failed", result.error)
+            self._lose_events(1)
+        self._events_due = self._loop is not None and self._retry is None and self._source.recent.newest > to
         self._events_to = to
         self.event_counts["written"] += result.done_count
         self.event_counts["repeated"] += sum(each.suppressed is None and each.number <= to for each in batch)
@@ -300,19 +319,22 @@ class Journal:
         finally:
             self._events.close()
 
-    async def _read_older(self, into: list[Line], since_ms: int, limit: int, kind: str | None, known: set[str]) -> None:
-        """Add the newest lines that are wanted, the newest first. Raises OSError."""
+    async def _read_older(self, into: list[Line], since_ms: int, limit: int, kind: str | None, known: set[str]) -> str:
+        """Add the newest lines that are wanted, the newest first. Returns which file could not be read, and why; "" if
+        none. Raises OSError."""
 
         def wanted(line: Line) -> bool:
             return line.get("event_id") not in known and kind in (None, line.get("kind"))
 
         before: int | None = None
+        unread = ""
         while True:
             read = partial(self._events.page, before, since_ms, limit - len(into), wanted)
             page = await asyncio.get_running_loop().run_in_executor(self._thread(), read)
             into += page.lines
+            unread = unread or page.unread
             if not page.more or page.read_to is None or len(into) >= limit:
-                return
+                return unread
             before = page.read_to[0]
 
     def _lines_of(self, events: Iterable[RecentEvent]) -> list[Line]:
@@ -326,8 +348,8 @@ class Journal:
                 "kind": each.kind,
                 "event": each.event,
                 "level": each.level,
-                "subject": clean(each.subject),
-                "text": clean(each.text),
+                "subject": clean(each.subject)[:TEXT_MAX],
+                "text": clean(each.text)[:TEXT_MAX],
                 "event_id": self._event_id(each),
             }
             for each in events

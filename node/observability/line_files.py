@@ -7,6 +7,8 @@ it is ended by a newline before the next line, and readers count it.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +40,10 @@ line is written. The page ends early then, too."""
 CLOCK_SLACK_MS: Final = 3_600_000
 """How much later than its last change a file may have lines, and how much later than the next line an earlier one may
 be: file systems' clocks lag by a tick, and a node's clock may be set back. A guess; with a clock set back by more, a
-page with `since` may lack lines of the time between."""
+page of a series `in_order` with `since` may lack lines of the time between."""
+
+_OF_THE_FILE: Final = frozenset((errno.EACCES, errno.EPERM, errno.EIO))
+"""Errors of a file that others of its directory need not have."""
 
 Line = dict[str, Any]
 """A line as a JSON object; `id` and `lost_before` are set here."""
@@ -54,6 +59,8 @@ class LinePage(NamedTuple):
     """Pieces of lines in the files that were read."""
     read_to: tuple[int, int] | None
     """Id and time (ms) of the oldest line that was read and is not left for the next page; None: there was none."""
+    unread: str = ""
+    """Which file could not be read, and why, of those that were to be read; "" if none."""
 
 
 class Written(NamedTuple):
@@ -67,13 +74,17 @@ class Written(NamedTuple):
 
 
 class LineFiles:
-    """The files of one series in `directory`, which is made with the first line."""
+    """The files of one series in `directory`, which is made with the first line.
 
-    def __init__(self, directory: Path, prefix: str, file_bytes: int, files_count: int) -> None:
+    `in_order`: the times of lines rise, but for CLOCK_SLACK_MS, so that a line older than what is wanted ends a search.
+    """
+
+    def __init__(self, directory: Path, prefix: str, file_bytes: int, files_count: int, *, in_order: bool) -> None:
         self._directory = directory
         self._prefix = prefix
         self._file_bytes = file_bytes
         self._files_count = files_count
+        self._in_order = in_order
         self._newest: Path | None = None
         self._fd = -1
         self._size = 0
@@ -103,17 +114,24 @@ class LineFiles:
         return Written(count, error, self._unsynced)
 
     def close(self) -> None:
-        """Close the file; the next line opens it again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the file; the next line opens it again. An error is left to fsync: the descriptor is free in any case,
+        and may be that of another file soon."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
     def page(self, before_id: int | None, since_ms: int, limit: int, wanted: Callable[[Line], bool]) -> LinePage:
         """The newest lines that are `wanted`, `limit` at most, with an id below `before_id` (None: any) and from
-        `since_ms` on. Raises OSError when the directory cannot be read."""
+        `since_ms` on. A file that cannot be read is left out. Raises OSError when the directory cannot be read."""
         lines: list[Line] = []
         taken_bytes = scanned_bytes = unreadable = 0
         read_to: tuple[int, int] | None = None
+        unread = ""
+
+        def ended(more: bool) -> LinePage:
+            return LinePage(lines, more, unreadable, read_to, unread)
+
         for path in reversed(self._files()):
             if before_id is not None and self._first_id(path) >= before_id:
                 continue
@@ -126,20 +144,22 @@ class LineFiles:
                         continue
                     if before_id is not None and line["id"] >= before_id:
                         continue
-                    if line["at_ms"] + CLOCK_SLACK_MS < since_ms:
-                        return LinePage(lines, False, unreadable, read_to)  # all before it are older
+                    if self._in_order and line["at_ms"] + CLOCK_SLACK_MS < since_ms:
+                        return ended(more=False)  # all before it are older
                     if scanned_bytes > SCAN_BYTES_MAX:
-                        return LinePage(lines, True, unreadable, read_to)
+                        return ended(more=True)
                     if line["at_ms"] >= since_ms and wanted(line):
                         if len(lines) == limit or taken_bytes > PAGE_BYTES_MAX:
-                            return LinePage(lines, True, unreadable, read_to)
+                            return ended(more=True)
                         lines.append(line)
                         taken_bytes += size
                     scanned_bytes += size
                     read_to = line["id"], line["at_ms"]
             except FileNotFoundError:
                 continue  # deleted meanwhile
-        return LinePage(lines, False, unreadable, read_to)
+            except OSError as error:
+                unread = unread or f"{path.name} cannot be read: {error.strerror}"
+        return ended(more=False)
 
     def _write_line(self, line: Line, lost_before: int, *, sync: bool) -> None:
         number = self._next_id + lost_before
@@ -169,7 +189,8 @@ class LineFiles:
             self._unsynced = error
 
     def _read_directory(self) -> None:
-        """Once, at the first line: go on with the newest file, behind its last whole line."""
+        """Once, at the first line: go on with the newest file, behind its last whole line, or behind the whole file if
+        it cannot be read."""
         if self._next_id:
             return
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -178,10 +199,19 @@ class LineFiles:
             self._next_id = 1
             return
         newest = files[-1]
-        last = next((line for line, _ in _backwards(newest) if line is not None), None)
-        self._open(newest)
-        self._torn = self._size > 0 and not _ends_whole(newest)
-        self._next_id = (self._first_id(newest) if last is None else last["id"]) + 1
+        first_id = self._first_id(newest)
+        try:
+            last = next((line for line, _ in _backwards(newest) if line is not None), None)
+            self._open(newest)
+            self._torn = self._size > 0 and not _ends_whole(newest)
+        except OSError as error:
+            if error.errno not in _OF_THE_FILE:
+                raise
+            self.close()
+            self._newest = None  # a new file is begun
+            self._next_id = first_id + newest.stat().st_size + 1  # it has fewer lines than bytes
+            return
+        self._next_id = (first_id if last is None else last["id"]) + 1
 
     def _rotate(self, first_id: int, *, sync: bool) -> None:
         """Begin a file whose first line has this id, and delete the oldest ones that are too many."""

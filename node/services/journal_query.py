@@ -83,6 +83,8 @@ class NodeAudit(msgspec.Struct, frozen=True):
     """Lines that this node lost since it started."""
     read_to: tuple[int, int] | None = None
     """Id and time (ms) of the oldest line that was looked at; None: of none, or the node is of an earlier version."""
+    unread: str = ""
+    """Which file could not be read, and why; "" if none."""
 
     def only(self, wanted: WantedActs) -> NodeAudit:
         """The same without acts that are not wanted, which a node of an earlier version sends, too."""
@@ -129,7 +131,8 @@ class AuditResponder:
             raise NotReady(f"the disk did not give {self._journal.directory} within {READ_S} s") from error
         except OSError as error:
             raise LocalFault(f"{self._journal.directory} cannot be read: {error.strerror}") from error
-        return NodeAudit(page.lines, page.more, page.unreadable, self._journal.counts["lost"], page.read_to)
+        lost = self._journal.counts["lost"]
+        return NodeAudit(page.lines, page.more, page.unreadable, lost, page.read_to, page.unread)
 
 
 def _object(value: object) -> Mapping[str, Any]:
@@ -251,7 +254,7 @@ class ClusterActs(NamedTuple):
     pages: Mapping[str, NodeAudit | None]
     """What each node sent, without acts that are not wanted; None: unknown."""
     unknown: dict[str, str]
-    """Node without an answer -> the reason."""
+    """Node without a whole answer -> the reason."""
 
 
 class ClusterEvents(NamedTuple):
@@ -276,7 +279,7 @@ class ClusterJournal:
         """A page of the acts of `nodes`."""
         answers = await self._query.ask(AUDIT, wanted, nodes, own_may_fail=True)
         pages = {node: None if page is None else page.only(wanted.wanted) for node, page in answers.by_node.items()}
-        return ClusterActs(*merged(pages, wanted.limit), pages, answers.unknown)
+        return ClusterActs(*merged(pages, wanted.limit), pages, {**unread_of(answers), **answers.unknown})
 
     async def events(self, wanted: ReadEvents, nodes: Iterable[str]) -> ClusterEvents:
         """The newest events of `nodes`, which are of all kinds or of one."""
@@ -287,11 +290,17 @@ class ClusterJournal:
             ask(AUDIT, acts_wanted, nodes, own_may_fail=True) if wanted.kind in (None, ACT) else _nothing(),
         )
         found = [event for one in events.by_node.values() for event in one or ()] + act_events(acts.by_node)
-        return ClusterEvents(merged_events(found, wanted.limit), {**acts.unknown, **events.unknown})
+        unknown = {**unread_of(acts), **acts.unknown, **events.unknown}
+        return ClusterEvents(merged_events(found, wanted.limit), unknown)
 
 
 async def _nothing() -> ClusterAnswers[Any]:
     return NOTHING
+
+
+def unread_of(answers: ClusterAnswers[NodeAudit]) -> dict[str, str]:
+    """Node that left out a file of acts -> the reason."""
+    return {node: page.unread for node, page in answers.by_node.items() if page is not None and page.unread}
 
 
 def merged(answers: Mapping[str, NodeAudit | None], limit: int) -> tuple[list[dict[str, Any]], dict[str, int] | None]:

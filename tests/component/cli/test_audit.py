@@ -59,7 +59,7 @@ def test_acts_are_listed_with_what_is_missing(listener: FakeAdminListener, capsy
     ]
     assert [row.split()[-1] for row in rows[:3]] == ["done", "forbidden", "done"]
     assert rows[3:] == [
-        "note: the log of node n3 is unknown: no-answer: timed out",
+        "note: acts of node n3 are missing: no-answer: timed out",
         "note: node n1 has lost 2 lines since it started",
         "older ones: --from n1:5,n2:9",
     ]

@@ -304,7 +304,7 @@ for event in ("attaching.new_copies", "http.bug"):
             structlog.get_logger("x").exception(event, path=field)
 structlog.get_logger("x").warning(Mute())
 structlog.get_logger("x").info("the.end", replaced=logs.lines.replaced)
-print(len(recent.since(0, 1_000)), logs.lines.failures)
+print(len(recent.all()), logs.lines.failures)
 """
 
 

@@ -46,6 +46,10 @@ def files(directory: Path) -> list[Path]:
     return sorted((directory / "audit").iterdir())
 
 
+def _has(file: Path, number: int) -> bool:
+    return any(json.loads(each)["id"] == number for each in file.read_text().splitlines())
+
+
 async def test_lines_are_numbered_and_on_the_disk_when_append_returns(tmp_path: Path) -> None:
     """Each line is one JSON object, in the order of the calls, readable only by the node's user."""
     async with opened(tmp_path) as log:
@@ -262,13 +266,112 @@ async def test_a_disk_that_hangs_bounds_the_wait_and_the_queue(tmp_path: Path, m
 
 
 async def test_a_line_that_is_no_json_is_lost_alone(tmp_path: Path) -> None:
-    """Lines before and behind it are written."""
+    """Lines before and behind it are written, when they come one by one and when they come together."""
+    lines = [line(1), {**line(2), "before": object()}, line(3)]
     async with opened(tmp_path) as log:
         with structlog.testing.capture_logs() as events:
-            for each in (line(1), {**line(2), "before": object()}, line(3)):
+            for each in lines:
                 await log.append(each)
-        assert [event["event"] for event in events] == ["audit.write_failed", "audit.lost"]
-        assert [act["at_ms"] for act in (await log.acts(None, 0, 10)).lines] == [3, 1]
+            await asyncio.gather(*map(log.append, lines))
+        assert [event["event"] for event in events] == ["audit.write_failed", "audit.lost", "audit.lost"]
+        assert [act["at_ms"] for act in (await log.acts(None, 0, 10)).lines] == [3, 1, 3, 1]
+        assert log.counts == {"written": 4, "unsynced": 0, "lost": 2}
+
+
+async def test_a_file_that_cannot_be_read_is_left_out_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page has the lines of the others, and names the file. If it is the newest one, the next line begins a new
+    file, with an id above all that it can have."""
+    async with opened(tmp_path, file_bytes=300, files=100) as log:
+        for at_ms in range(9):
+            await log.append(line(at_ms))
+    kept = files(tmp_path)
+    backwards, damaged = line_files._backwards, {kept[1], kept[-1]}
+
+    def failing(path: Path) -> Any:
+        if path in damaged:
+            raise OSError(errno.EIO, "Input/output error")
+        return backwards(path)
+
+    monkeypatch.setattr(line_files, "_backwards", failing)
+    async with opened(tmp_path, file_bytes=300, files=100) as log:
+        await log.append(line(9))
+        page = await log.acts(None, 0, 100)
+        lost = {number for number in range(1, 10) if any(_has(file, number) for file in damaged)}
+        assert 2 <= len(lost) <= 6
+        assert ids(page)[1:] == [number for number in range(9, 0, -1) if number not in lost]
+        assert ids(page)[0] > 9
+        assert (page.unread, page.more) == (f"{kept[-1].name} cannot be read: Input/output error", False)
+        assert files(tmp_path)[:-1] == kept
+
+
+async def test_a_directory_without_place_is_no_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that the file does not have by itself, such as too many descriptors, begins no new file: the line is
+    lost, and the next one goes on."""
+    async with opened(tmp_path) as log:
+        await log.append(line(1))
+    opens, full = os.open, [True]
+
+    def failing(path: Any, *rest: Any) -> int:
+        if full[0] and str(path).endswith(".jsonl"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opens(path, *rest)
+
+    monkeypatch.setattr(line_files.os, "open", failing)
+    async with opened(tmp_path) as log:
+        with structlog.testing.capture_logs():
+            await log.append(line(2))
+        full[0] = False
+        await log.append(line(3))
+        assert [(act["id"], act["at_ms"]) for act in (await log.acts(None, 0, 10)).lines] == [(3, 3), (1, 1)]
+    assert len(files(tmp_path)) == 1
+
+
+async def test_a_close_that_fails_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be that of another file a moment later: the next line is not written there."""
+    other = tmp_path / "other"
+    close = os.close
+
+    def failing(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with opened(tmp_path) as log:
+        await log.append(line(1))
+        number = log._acts._fd
+        monkeypatch.setattr(line_files.os, "close", failing)
+        log._acts.close()
+        monkeypatch.setattr(line_files.os, "close", close)
+        with other.open("wb") as taken:
+            assert taken.fileno() == number
+            await log.append(line(2))
+            assert ids(await log.acts(None, 0, 10)) == [2, 1]
+    assert other.read_bytes() == b""
+
+
+async def test_nothing_is_written_after_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acts that waited for a disk that hung during the stop are not written when it goes on, as the data directory may
+    be another process's by then; a later one is lost, and counted."""
+    monkeypatch.setattr(journal, "WAIT_S", 0.05)
+    goes_on, sync = threading.Event(), os.fsync
+
+    def hanging(fd: int) -> None:
+        assert goes_on.wait(60)
+        sync(fd)
+
+    log = journal_in(tmp_path, 1_000_000, 8)
+    monkeypatch.setattr(line_files.os, "fsync", hanging)
+    await log.append(line(1))
+    await log.append(line(2))
+    await log.stop()
+    goes_on.set()
+    assert log._writing is not None
+    await log._writing
+    with structlog.testing.capture_logs() as events:
+        await log.append(line(3))
+    assert [event["why"] for event in events] == ["the node has stopped"]
+    (file,) = files(tmp_path)
+    assert [json.loads(each)["at_ms"] for each in file.read_text().splitlines()] == [1]
+    assert log._pool is None
 
 
 async def test_many_writers_at_once_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

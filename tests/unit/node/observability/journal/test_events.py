@@ -8,13 +8,15 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog.testing
 
+from isthmus.node.http.authorization import CREDENTIAL_BYTES_MAX
 from isthmus.node.observability import events, journal, line_files
-from isthmus.node.observability.events import RecentEvents
+from isthmus.node.observability.events import TEXT_MAX, RecentEvents
 from isthmus.node.observability.journal import Journal
 from tests.support.journals import journal_in
 from tests.support.waiting import eventually
@@ -178,8 +180,41 @@ async def test_on_a_full_disk_events_wait_in_memory(tmp_path: Path) -> None:
     assert log.event_counts == {"written": 4, "repeated": 0, "lost": 4}
 
 
-async def test_an_event_that_is_no_line_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not tried for ever: it is lost with what was to be written behind it, and later events are written."""
+async def test_a_full_disk_is_tried_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many events come meanwhile, there is one attempt in RETRY_S; what waits is written when there is space,
+    without a new event."""
+    async with started(tmp_path) as (_, recent):
+        keep(recent, partition=0)
+    (file,) = files(tmp_path)
+    kept = file.rename(tmp_path / "kept")
+    file.symlink_to("/dev/full")
+    writes, write = [0], line_files.LineFiles.write
+
+    def counted(*args: Any, **kinds: Any) -> Any:
+        writes[0] += 1
+        return write(*args, **kinds)
+
+    monkeypatch.setattr(line_files.LineFiles, "write", counted)
+    async with started(tmp_path) as (log, recent):
+        with structlog.testing.capture_logs():
+            for number in range(1, 50):
+                keep(recent, partition=number)
+                await asyncio.sleep(0)
+                await asyncio.wait([log._writing]) if log._writing else None
+        assert (writes, log.event_counts["written"]) == ([1], 0)
+        file.unlink()
+        kept.rename(file)
+        log._end_pause()
+
+        async def written() -> bool:
+            return log.event_counts["written"] == 49
+
+        await eventually(written, "the events that waited are written")
+        assert partitions(on_disk(tmp_path)) == [*range(50)]
+
+
+async def test_an_event_that_is_no_line_is_lost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not tried for ever; those before and behind it are written, and the next line counts it."""
     encoded = line_files._encoded
 
     def fails(line: dict[str, Any]) -> bytes:
@@ -190,16 +225,15 @@ async def test_an_event_that_is_no_line_is_lost(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(line_files, "_encoded", fails)
     async with started(tmp_path) as (log, recent):
         with structlog.testing.capture_logs() as logged:
-            for number in (1, 2):
+            for number in (1, 2, 3, 4):
                 keep(recent, partition=number)
             await asyncio.sleep(0)
             assert log._writing is not None
             await log._writing
         assert [each["event"] for each in logged] == ["journal.write_failed"]
-        keep(recent, partition=3)
-    assert partitions(on_disk(tmp_path)) == [1, 3]
+        assert partitions(on_disk(tmp_path)) == [1, 3, 4]
     assert on_disk(tmp_path)[1]["lost_before"] == 1
-    assert log.event_counts == {"written": 2, "repeated": 0, "lost": 1}
+    assert log.event_counts == {"written": 3, "repeated": 0, "lost": 1}
 
 
 async def test_a_known_secret_is_not_on_the_disk(tmp_path: Path) -> None:
@@ -208,6 +242,18 @@ async def test_a_known_secret_is_not_on_the_disk(tmp_path: Path) -> None:
         keep(recent, "security.doubt", path="/x/known-secret-1", why="known-secret-1", token="abcdefgh")
     (line,) = on_disk(tmp_path)
     assert (line["subject"], line["text"]) == ("path /x/***", "path /x/***, why ***, token ***")
+
+
+@pytest.mark.parametrize("before", range(TEXT_MAX - 45, TEXT_MAX + 1))
+async def test_no_part_of_a_known_secret_is_left_where_a_text_is_cut(tmp_path: Path, before: int) -> None:
+    """Wherever a token of any accepted length stands, it is removed before the text is cut to TEXT_MAX."""
+    secret = "k3Y" * (CREDENTIAL_BYTES_MAX // 3)
+    async with started(tmp_path, secrets=[secret]) as (log, recent):
+        keep(recent, "security.doubt", why="." * before + secret)
+        found = (await log.events(0, 10)).lines
+    for (line,) in (on_disk(tmp_path), found):
+        assert "k3" not in line["text"]
+        assert len(line["text"]) <= TEXT_MAX
 
 
 async def test_files_that_cannot_be_read_leave_the_events_in_memory(
@@ -222,8 +268,51 @@ async def test_files_that_cannot_be_read_leave_the_events_in_memory(
     assert (partitions(found.lines), "cannot be read" in found.unread) == ([1], True)
     monkeypatch.setattr(journal, "READ_S", 0)
     assert "within 0 s" in (await log.events(0, 10)).unread
-    assert (await log.events(recent.began_ms + 1, 10)).unread == "", "memory has all since it began"
+    later_ms = recent.began_ms + line_files.CLOCK_SLACK_MS + 1
+    assert (await log.events(later_ms, 10)).unread == "", "memory has all since it began"
     await log.stop()
+
+
+async def test_one_file_that_cannot_be_read_leaves_the_events_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named."""
+    monkeypatch.setattr(journal, "EVENTS_FILE_BYTES", 1_000)
+    async with started(tmp_path) as (_, recent):
+        for number in range(12):
+            keep(recent, partition=number)
+    oldest, *others = files(tmp_path)
+    assert others
+    rest = [json.loads(line) for file in others for line in file.read_text().splitlines()]
+    oldest.unlink()
+    oldest.mkdir()
+    async with started(tmp_path) as (log, _):
+        found = await log.events(0, 100)
+    assert found.lines == rest
+    assert found.unread == f"{oldest.name} cannot be read: Is a directory"
+
+
+@pytest.mark.parametrize("behind_ms", [1_800_000, 3 * 3_600_000])
+async def test_a_clock_that_is_behind_when_a_machine_starts_hides_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_ms: int
+) -> None:
+    """The new process logs before its clock is set: what happened just before the end of the one before it, at a later
+    time, is found all the same, also after a further start."""
+    now_ms = [10 * 3_600_000]
+    monkeypatch.setattr(events, "machine", lambda: SimpleNamespace(wall_ns=lambda: now_ms[0] * 1_000_000))
+    async with started(tmp_path) as (_, recent):
+        keep(recent, "storage.full")
+    now_ms[0] -= behind_ms
+    async with started(tmp_path) as (log, recent):
+        keep(recent, "node.up")
+        now_ms[0] += behind_ms + 60_000
+        keep(recent, "node.ready")
+        since_ms = now_ms[0] - 600_000
+        assert [line["event"] for line in (await log.events(since_ms, 10)).lines] == ["storage.full", "node.ready"]
+    async with started(tmp_path) as (log, recent):
+        keep(recent, "node.starting")
+        found = (await log.events(since_ms, 10)).lines
+        assert [line["event"] for line in found] == ["storage.full", "node.ready", "node.starting"]
 
 
 async def test_a_search_goes_through_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
