@@ -290,7 +290,7 @@ class FullSyncSettings:
 
     segment_limit_count: Annotated[int, ValueRange(0, 1 << 20)] = 0
     """Most differing segments of which a check compares the keys; the next check continues. It bounds the work of one
-    check; 0: no limit."""
+    check, which proves nothing if it leaves segments; 0: no limit."""
 
     auto_suppress_count: Annotated[int, ValueRange(0, 240)] = 2
     """Checks of kind `auto` that are left out after one that found only what cannot be repaired from here."""

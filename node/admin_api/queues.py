@@ -198,7 +198,12 @@ class QueueAdmin:
         }
 
     async def ledger(self, request: Request) -> Reply:
-        """The ledger of a queue on every node."""
+        """The ledger of a queue on every node.
+
+        `nodes`: by `node` its `ledger`, null for a node that does not answer. The numbers count real-time changes since
+        the node started; `outcomes`: what the sinks reported of the acknowledged ones. `closes`: whether the sums match
+        (`off_by`: by how many they do not); null while `partitions_not_known` do not know all that waits.
+        """
         name = request.text("queue")
         self._services.queues.named(name)
         answers = await self._services.query.ask(LEDGER, ReadLedger(name), self._nodes())
@@ -215,7 +220,11 @@ class QueueAdmin:
 
     async def test_filter(self, request: Request) -> Reply:
         """The rule of the filter that applies to a bucket: ?type=T&bucket=B, and &encoding=percent where B is encoded;
-        with a note when the bucket type does not exist."""
+        with a note when the bucket type does not exist.
+
+        `offered`: whether the queue offers changes of the bucket; `rule`: the rule that decides, null for none;
+        `reason`: the decision in words; `filter`: the whole filter.
+        """
         bucket_type, bucket = request.query.get("type", "default"), request.query.get("bucket", "")
         if not bucket:
             raise RequestRefused(400, "bad-query", "name the bucket: ?type=T&bucket=B")

@@ -208,7 +208,10 @@ class ReassignmentsAdmin:
         return json_reply(reassignment_status.plan_shown(plan, controller.records, outcome, number))
 
     async def cancel(self, request: Request, body: CancelReassignmentRequest) -> Reply:
-        """Cancel an order, or the only one: moves under way are reverted, finished ones stay."""
+        """Cancel an order, or the only one: moves under way are reverted, finished ones stay.
+
+        `outcome` is `cancelled`; `order` and `title`: the number of the cancelled order, and its request in words.
+        """
         controller = self._services.controller
         order = await cancel(controller.metastore, body.order, acting_user(body.by))
         request.changed({"order": order.number, "title": order.title}, {"cancelled": order.number})

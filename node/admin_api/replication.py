@@ -40,7 +40,15 @@ class ReplicationAdmin:
         router.add("GET", "/admin/explain", self.explain)
 
     async def lag(self, _request: Request) -> Reply:
-        """How far each other cluster is behind, by queue and bucket type; null where a node does not answer."""
+        """How far each other cluster is behind, by queue and bucket type; null where a node does not answer.
+
+        `lag`: rows. `seconds`: age of the oldest change that is not acknowledged, in the worst partition; `objects`:
+        keys whose newest change is not acknowledged; `bytes`: their size; `in_flight`: changes under lease. `reason`:
+        what delays changes, or why a number is null. `unknown_partitions`: those that no node reports. `proven_ms`:
+        as of when full-sync found all of this cluster's changes there. With `both_ways` the clusters are to be equal,
+        and were so at `equal_ms` (null: never). `proofs_unknown_at`: nodes that do not answer and may have newer
+        proofs.
+        """
         return json_reply(await self.lag_document())
 
     async def lag_document(self) -> dict[str, Any]:
@@ -50,7 +58,13 @@ class ReplicationAdmin:
         return {"lag": msgspec.to_builtins(rows), "at_ms": self._services.time.wall_ms()}
 
     async def ledger(self, _request: Request) -> Reply:
-        """Changes sent to and received from each other cluster since the nodes started, and whether the sums match."""
+        """Changes sent to and received from each other cluster since the nodes started, and whether the sums match.
+
+        `ledger`: rows with `direction` `sent` (for each queue) or `received` (for each source cluster and queue).
+        `closes`: whether the sums match, null if that is not known. `state`: `closed`, `no-sink` (no cluster has
+        fetched yet), `unknown`, or `alarm` (changes are lost, or more is accounted for than there was), with the
+        `reason`. `unknown`: nodes that do not answer; numbers that need them are null.
+        """
         query, nodes = self._services.query, self._nodes()
         ledgers, received, lags = await asyncio.gather(
             query.ask(LEDGERS, ReadLedgers(failures=True), nodes),
