@@ -1,12 +1,12 @@
 """Contact: whether a node that decides can be reached by the nodes that it decides about (R-CONTACT).
 
-The node that decides asks candidates over connections that it dialled, and candidates report to it over connections
-that they dialled. A node that reaches the metastore, but no other node, or that no other node can dial, therefore
-nominates everybody in vain, again and again. So it lets another node decide. It takes the claim again only if nobody
-else does, for example because no node reaches any other one. Pure; `repl.controller.controller` feeds it and acts on
-it.
+Candidates report to the node that decides over connections that they dialled. A node that reaches the metastore, but
+that no other node can dial, therefore nominates everybody in vain, again and again. So it lets another node decide. It
+takes the claim again only if nobody else does, for example because no node reaches any other one. What it dialled
+itself says nothing of that: over those connections it asks for positions in the log, which it can do without. Pure;
+`repl.controller.controller` feeds it and acts on it.
 
-    in contact   it has dialled another registered node, and one has dialled it; or no other node is registered
+    in contact   another registered node has dialled it, or no other node is registered
     alone        neither, for ALONE_MS; a node that decides gives up the claim then
     may claim    not alone; or alone, and CLAIM_PAUSE_MS have passed since that began and since the claim was given up
 """
@@ -27,34 +27,19 @@ if their watch events are lost. Where no node is in contact, the claim changes h
 
 
 class Contact:
-    """The connections of one node with others that are registered. Times are monotonic."""
+    """The connections that other registered nodes dialled to one node. Times are monotonic."""
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._linked: set[str] = set()
-        self._linked_by: frozenset[str] = frozenset()
-        self._others: frozenset[str] = frozenset()
         self._lost_ms: int | None = None
         """Since when there has been no contact; None while there is."""
         self._took_ms = self._gave_up_ms = 0
         """When the claim was last taken, and given up, without contact."""
 
-    def link_changed(self, node: str, up: bool, now_ms: int) -> None:
-        """The connection that this node dialled to `node` is up, or ended."""
-        if up:
-            self._linked.add(node)
-        else:
-            self._linked.discard(node)
-        self._update(now_ms)
-
     def learn(self, registered: Collection[str], dialled_by: Collection[str], now_ms: int) -> None:
         """Take over which nodes are registered, and of which a connection is open that they dialled to this node."""
-        self._others = frozenset(registered) - {self._node}
-        self._linked_by = frozenset(dialled_by)
-        self._update(now_ms)
-
-    def _update(self, now_ms: int) -> None:
-        if not self._others or (self._others & self._linked and self._others & self._linked_by):
+        others = set(registered) - {self._node}
+        if not others or not others.isdisjoint(dialled_by):
             self._lost_ms = None
         elif self._lost_ms is None:
             self._lost_ms = self._took_ms = self._gave_up_ms = now_ms

@@ -367,7 +367,7 @@ class Controller:
     async def _let_another_decide(self) -> None:
         """Give up the claim: this node takes no part, or has no contact with another one (R-CONTACT)."""
         if self._is_alone():
-            reason = "no other registered node is reached, or none can dial this one: another one is to decide"
+            reason = "no other registered node has dialled this one: another one is to decide"
             log.warning("controller.alone", reason=reason)
             self._peers.contact.gave_up(self._time.now_ms())
         async with self._claiming:

@@ -54,7 +54,6 @@ class PeerWatch:
 
     def link_changed(self, node: str, up: bool) -> None:
         """See ReachabilityObserver."""
-        self.contact.link_changed(node, up, self._time.now_ms())
         if self.suspicions is not None:
             self.suspicions.link_changed(node, up)
 

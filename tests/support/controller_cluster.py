@@ -105,7 +105,7 @@ class FakeNode:
 
     def dialled_by(self) -> list[str]:
         """See ControllerLinks."""
-        return [] if self.undialled else [other.name for other in self.cluster.living if other is not self]
+        return [] if self.undialled or self.deaf else [other.name for other in self.cluster.living if other is not self]
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """Send a request as the links do: to another node, or raise NotReady."""

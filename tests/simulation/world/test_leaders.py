@@ -11,6 +11,7 @@ import pytest
 from isthmus.repl.controller.leader_balancer import REST_MIN_MS
 from tests.simulation.world.asking import ask
 from tests.simulation.world.clusters import Shape
+from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.node import ADMIN_PORT, CLUSTER_PORT, HTTP_PORT
 from tests.simulation.world.node_state import leaders_of, records_of
 from tests.simulation.world.world import World
@@ -26,6 +27,41 @@ def led(world: World) -> Counter[str]:
     return Counter(each.node for each in leaders_of(world.clusters["east"]).values())
 
 
+def deciding(world: World) -> list[str]:
+    """The nodes that take themselves for the controller."""
+    nodes = world.clusters["east"].nodes.items()
+    return [name for name, each in nodes if each.running and each.node and each.node.services.controller.decides]
+
+
+def close_listener(world: World, machine: VirtualMachine) -> None:
+    """No node can dial this one from now on, and connections that others dialled to it end."""
+    world.network.refuse(machine, CLUSTER_PORT)
+    for end in world.network.connections():
+        if end.remote == (machine.address, CLUSTER_PORT):
+            world.network.reset(end)
+
+
+@pytest.mark.parametrize("decides", [True, False])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_of_two_nodes_the_one_that_can_be_dialled_stays_the_controller(nodes: int, decides: bool) -> None:
+    """The other one cannot be dialled, and it is the controller or not. The cluster has two nodes, or the third one is
+    down. The role changes hands once at most, since reports reach only one of the two (R-CONTACT)."""
+    with World(f"one deaf of {nodes}", Shape((nodes,), 6)) as world:
+        world.start()
+        world.run_until(lambda: led(world).total() == 6 and len(deciding(world)) == 1, SETTLES_S, "all is led")
+        cluster = world.clusters["east"]
+        (controller,) = deciding(world)
+        others = [name for name in cluster.nodes if name != controller]
+        deaf, heard = (controller, others[0]) if decides else (others[0], controller)
+        close_listener(world, cluster.nodes[deaf].machine)
+        if nodes == 3:
+            cluster.nodes[others[1]].machine.kill()
+        world.run_until(lambda: deciding(world) == [heard], SETTLES_S, "the node that can be dialled decides")
+        for second in range(300):
+            world.kernel.run_for(1.0)
+            assert deciding(world) == [heard], f"after {second} s"
+
+
 @pytest.mark.parametrize(("name", "decides"), [("undialled 1", False), ("undialled", True)])
 def test_a_node_that_nobody_can_dial_settles_as_a_follower(name: str, decides: bool) -> None:
     """Its listener is closed while it leads, and also while it is the controller; its own dials and its session stand.
@@ -35,14 +71,9 @@ def test_a_node_that_nobody_can_dial_settles_as_a_follower(name: str, decides: b
     with World(name, Shape((3,), 6)) as world:
         world.start()
         world.run_until(lambda: led(world) == EVEN, SETTLES_S, "each node leads its share")
-        node = world.clusters["east"].nodes["east-3"].node
-        assert node is not None
-        assert node.services.controller.decides is decides, "which node decides follows from the world's name"
+        assert (deciding(world) == ["east-3"]) is decides, "which node decides follows from the world's name"
         deaf = world.clusters["east"].nodes["east-3"].machine
-        world.network.refuse(deaf, CLUSTER_PORT)
-        for end in world.network.connections():
-            if end.remote == (deaf.address, CLUSTER_PORT):
-                world.network.reset(end)
+        close_listener(world, deaf)
         two = {"east-1": 3, "east-2": 3}
         world.run_until(lambda: led(world) == two, SETTLES_S, "the others lead")
 
