@@ -444,6 +444,7 @@ class Node:
         )
         Dashboard(self.admin_api, guards["admin"], settings.node.cluster, name)
         services.query.serve(SUPPORT, SupportResponder(settings, self._credentials, logs.lines, self.exposition))
+        services.answer_queries()
         self.metrics = Metrics(
             [
                 services.runtime.metrics,

@@ -115,14 +115,18 @@ class ClusterQuery:
         self._node = node
         self._links = links
         self._responders: dict[str, tuple[Query[Any, Any], Responder[Any, Any]]] = {}
+        self._handed_out = False
+        """`request_handlers` was called: others would not know what is served later."""
 
     def serve(self, query: Query[Q, A], responder: Responder[Q, A]) -> None:
         """Answer `query` by `responder`, for other nodes and for this one. Each method has one responder."""
         assert query.method not in self._responders
+        assert not self._handed_out, query.method
         self._responders[query.method] = query, responder
 
     def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
-        """Handlers of other nodes' requests, by method."""
+        """Handlers of other nodes' requests, by method; nothing is served any more after it."""
+        self._handed_out = True
         return {method: _handler(query, responder) for method, (query, responder) in self._responders.items()}
 
     async def ask(

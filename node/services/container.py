@@ -406,13 +406,17 @@ class NodeServices:
             self.fullsync,
             self.folding,
             self.row_plan,
-            self.query,
             self.clocks,
         ):
             rpc.add(component.request_handlers())
+        self._rpc = rpc
         rpc.add_direct(self.coordinator.direct_handlers())
         if self.traces is not None:
             rpc.add(self.traces.watch.request_handlers())
+
+    def answer_queries(self) -> None:
+        """Answer the queries of other nodes, all that are served by now; those that need the APIs come last."""
+        self._rpc.add(self.query.request_handlers())
 
     @property
     def session(self) -> SessionState:

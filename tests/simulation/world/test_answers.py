@@ -40,6 +40,23 @@ def test_any_node_shows_version_and_disk_of_all(world: World, monkeypatch: pytes
     lived(world, claim)
 
 
+def test_any_node_collects_a_support_bundle_of_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node gives its own settings, log and metrics; a node whose links do not answer is null, with the reason."""
+
+    async def claim(nodes: dict[str, Node]) -> None:
+        n1, silent = nodes["east-1"], "east-3"
+        status, answer = await get(n1, "/admin/support")
+        assert (status, answer["unknown"]) == (200, {})
+        for name in nodes:
+            assert ["node.name", f'"{name}"'] in [row[:2] for row in answer["nodes"][name]["config"]]
+            assert "isthmus_journal_events_total" in answer["nodes"][name]["metrics"]
+        cut_off(n1, silent, monkeypatch)
+        answer = (await get(n1, "/admin/support"))[1]
+        assert (answer["nodes"][silent], [*answer["unknown"]]) == (None, [silent])
+
+    lived(world, claim)
+
+
 def test_any_node_has_the_events_of_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acts and events of all nodes in order of time; one that does not answer is named; a wrong kind is refused."""
 
