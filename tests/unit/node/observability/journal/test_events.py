@@ -268,7 +268,7 @@ async def test_files_that_cannot_be_read_leave_the_events_in_memory(
     assert (partitions(found.lines), "cannot be read" in found.unread) == ([1], True)
     monkeypatch.setattr(journal, "READ_S", 0)
     assert "within 0 s" in (await log.events(0, 10)).unread
-    later_ms = recent.began_ms + line_files.CLOCK_SLACK_MS + 1
+    later_ms = recent.complete_from_ms() + line_files.CLOCK_SLACK_MS + 1_000
     assert (await log.events(later_ms, 10)).unread == "", "memory has all since it began"
     await log.stop()
 
