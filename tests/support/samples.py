@@ -37,6 +37,13 @@ def seeds(whole: range) -> range:
     return whole[: share(len(whole), SEEDS_LEAST_COUNT)]
 
 
+def long_seeds(whole: range, quick_count: int) -> list[object]:
+    """The seeds that this run takes of a simulation that is dear: those behind the first `quick_count` are slow tests,
+    so that `.ci/run` ends in time; `make test-all` runs them all."""
+    quick = whole[:quick_count]
+    return [pytest.param(seed, marks=() if seed in quick else pytest.mark.slow) for seed in seeds(whole)]
+
+
 def floors(expected: Mapping[str, int]) -> Mapping[str, int]:
     """How often each fault must have occurred over the seeds of this run, given the numbers for all seeds. In a few
     seeds only the most frequent one is certain to occur; it must occur at least once."""
