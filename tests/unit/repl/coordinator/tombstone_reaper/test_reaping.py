@@ -279,6 +279,23 @@ async def test_older_tombstones_are_found_by_a_scan() -> None:
         await w.wait_until_removed(KEY, SECOND, THIRD)
 
 
+async def test_a_bucket_that_reaps_later_than_another_has_its_older_tombstones_reaped() -> None:
+    """R-REAP: after a change of properties the keys are scanned again, though the scan for another bucket's tombstones
+    is over: those of a bucket that did not reap then were not noted."""
+    first, second = keys_of(0, 1, b"first")[0], keys_of(0, 1, b"second")[0]
+
+    async with reaping_cluster(first=IMMEDIATE) as w:
+        await w.delete(second)
+        await w.delete(first)
+        await w.wait_until_removed(first)
+        async with asyncio.timeout(10):
+            while w.reapers["n1"]._led[0].walking:
+                await asyncio.sleep(0.005)
+        assert w.in_store(second) is not None
+        w.kind = TypeProperties(DEFAULTS, {b"first": IMMEDIATE, b"second": IMMEDIATE})
+        await w.wait_until_removed(second)
+
+
 async def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink that is away for days leaves thousands of tombstones waiting. A turn checks a bounded number, so that the
     loop stays free; the next ones are checked next, and reaped if they may be. The reasons of the others stay
