@@ -1,16 +1,20 @@
-"""A data directory's identity, and the replicas that are trusted after a start (docs/protocol.md R-GEN, H33)."""
+"""A data directory's identity, the replicas that are trusted after a start (docs/protocol.md R-GEN, H33), and the
+registration of a process."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from isthmus.repl.metastore.port import NameTaken
 from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
-from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Registration
 from isthmus.repl.replog.port import RecoveredPartition
-from isthmus.repl.runtime.registration import verify_local_replicas
+from isthmus.repl.runtime.registration import Registrar, verify_local_replicas
 from isthmus.repl.storage.identity import NodeIdentity, PartitionIdentity
 from isthmus.repl.storage.slot_file import SlotFile
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
@@ -231,3 +235,32 @@ def test_the_leader_of_the_highest_epoch_is_stored_with_it(tmp_path: Path) -> No
     identity.note_epochs({0: (6, Incarnation("n1", 70))})
     assert identity.partition(0) == PartitionIdentity(1, 6, Incarnation("n1", 70))
     identity.close(clean=True)
+
+
+class Process:
+    """A process of n1 with its session, and the nodes that it was told to dial."""
+
+    def __init__(self, ensemble: MemoryEnsemble) -> None:
+        self.dialled: list[Mapping[str, str]] = []
+        self.metastore = MemoryMetastore(ensemble)
+        identity = SimpleNamespace(log_ids=dict, spare=1)
+        links = SimpleNamespace(set_nodes=self.dialled.append)
+        self.registrar = Registrar(self.metastore, identity, Registration("n1", 0, True), links)  # type: ignore[arg-type]
+
+
+async def test_a_process_whose_name_is_taken_dials_no_node() -> None:
+    """H28: the other nodes know it by its name, and would drop the connection of the process that has the name. So its
+    connections end at once, when it learns that, and not only with the next reading."""
+    ensemble = MemoryEnsemble()
+    first, second = Process(ensemble), Process(ensemble)
+    for process in (first, second):
+        await process.metastore.start(lambda _state: None)
+        await process.registrar.register()
+    assert first.dialled == []
+    with pytest.raises(NameTaken):
+        await first.registrar.register()
+    assert first.registrar.taken
+    assert first.dialled == [{}]
+    assert second.dialled == []
+    for process in (first, second):
+        await process.metastore.stop()
