@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import ParamSpec
 
 from isthmus.node.services.cluster_routes import ClusterRoutes
 from isthmus.node.services.downtimes import Downtimes
@@ -13,10 +14,14 @@ from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.unforeseen import unforeseen
+
+Reading = ParamSpec("Reading")
 
 
 class NodeObserver:
-    """Implements `repl.controller.controller.ClusterObserver`."""
+    """Implements `repl.controller.controller.ClusterObserver`. A component that raises keeps no other one from learning
+    of a reading (R-ALONE); it learns of the next one itself."""
 
     def __init__(
         self,
@@ -43,11 +48,11 @@ class NodeObserver:
 
     def on_registrations(self, registrations: Mapping[str, Registration]) -> None:
         """See ClusterObserver."""
-        self._runtime.registrations_seen(registrations)
-        self._downtimes.learn(registrations, self._time.wall_ms())
-        self._registrar.seen(registrations)
-        self._routes.registrations_changed(registrations)
-        self._dial({} if self._registrar.taken else registrations)
+        _notify(self._runtime.registrations_seen, registrations)
+        _notify(self._downtimes.learn, registrations, self._time.wall_ms())
+        _notify(self._registrar.seen, registrations)
+        _notify(self._routes.registrations_changed, registrations)
+        _notify(self._dial, {} if self._registrar.taken else registrations)
 
     def _dial(self, registrations: Mapping[str, Registration]) -> None:
         """Dial these nodes; none while another process is registered as this node (docs/protocol.md H28)."""
@@ -57,6 +62,13 @@ class NodeObserver:
 
     def on_records(self, records: Mapping[int, PartitionRecord], unread: Collection[int]) -> None:
         """See ClusterObserver."""
-        self._runtime.records_seen(records)
-        self._coordinator.learn_records(records, unread)
-        self._routes.records_changed(records)
+        _notify(self._runtime.records_seen, records)
+        _notify(self._coordinator.learn_records, records, unread)
+        _notify(self._routes.records_changed, records)
+
+
+def _notify(observe: Callable[Reading, None], *args: Reading.args, **kwargs: Reading.kwargs) -> None:
+    try:
+        observe(*args, **kwargs)
+    except Exception as error:
+        unforeseen.exception("node.observer_bug", error, component=getattr(observe, "__qualname__", ""))

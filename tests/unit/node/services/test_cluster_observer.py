@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from isthmus.node.services.cluster_observer import NodeObserver
 from isthmus.repl.controller.dynamic_options import OptionSettings
 from isthmus.repl.model.record import Registration
+from isthmus.repl.unforeseen import unforeseen
 
 NODES = {
     "n1": Registration("n1", 1, True, cluster_address="one:1"),
@@ -19,8 +22,10 @@ NODES = {
 class Components:
     """The components of n1, which note what they are told."""
 
-    def __init__(self) -> None:
+    def __init__(self, failing: str = "") -> None:
+        """`failing`: what raises instead of taking note, "" for nothing."""
         self.told: list[tuple[Any, ...]] = []
+        self._failing = failing
         self.registrar: Any = SimpleNamespace(taken=False, seen=self._note("seen"))
         links = SimpleNamespace(set_nodes=self._note("dialled"))
         runtime = SimpleNamespace(
@@ -38,7 +43,12 @@ class Components:
         )
 
     def _note(self, what: str) -> Any:
-        return lambda *given: self.told.append((what, *given))
+        def note(*given: Any) -> None:
+            if what == self._failing:
+                raise RuntimeError(what)
+            self.told.append((what, *given))
+
+        return note
 
 
 def test_the_other_nodes_with_an_address_are_dialled() -> None:
@@ -63,3 +73,21 @@ def test_records_and_options_are_passed_on() -> None:
     made.observer.on_records(records, {4})  # type: ignore[arg-type]
     made.observer.on_options(options)
     assert made.told == [("records", records), ("coordinator", records, {4}), ("routes", records), ("options", options)]
+
+
+@pytest.mark.parametrize("failing", ["registrations", "downtimes", "seen", "addresses", "dialled"])
+def test_registrations_reach_the_others_when_a_component_fails(failing: str) -> None:
+    """R-ALONE: the node goes on to dial, to register and to answer routes; the defect is a finding."""
+    made, all_told = Components(failing), ["registrations", "downtimes", "seen", "addresses", "dialled"]
+    made.observer.on_registrations(NODES)
+    assert [what for what, *_ in made.told] == [each for each in all_told if each != failing]
+    assert ("node.observer_bug", failing) in {(each.event, each.text) for each in unforeseen.recent()}
+
+
+@pytest.mark.parametrize("failing", ["records", "coordinator", "routes"])
+def test_records_reach_the_others_when_a_component_fails(failing: str) -> None:
+    """R-ALONE: replicas follow the records and routes stay current; the defect is a finding."""
+    made, all_told = Components(failing), ["records", "coordinator", "routes"]
+    made.observer.on_records({0: object()}, ())  # type: ignore[dict-item]
+    assert [what for what, *_ in made.told] == [each for each in all_told if each != failing]
+    assert ("node.observer_bug", failing) in {(each.event, each.text) for each in unforeseen.recent()}
