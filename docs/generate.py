@@ -33,6 +33,7 @@ from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.cli.exit_codes import MEANINGS
 from isthmus.node.cli.main import NOUNS, root
 from isthmus.node.daemon import METRICS
+from isthmus.node.http.application import AccessControl
 from isthmus.node.http.openapi import describe
 from isthmus.node.nouns.description import DescribedNoun
 from isthmus.node.nouns.nouns import NOUNS as NOUNS_DESCRIBED
@@ -427,7 +428,7 @@ def alerts_of_findings() -> Iterator[tuple[str, str, str, str]]:
 
 def admin_requests() -> str:
     """The requests below /admin/, with the summaries of their OpenAPI description."""
-    api = AdminApi(cast("Any", SimpleNamespace()), cast("Any", SimpleNamespace()))
+    api = AdminApi(cast("Any", SimpleNamespace()), cast("Any", SimpleNamespace()), AccessControl(None, None))
     described = describe(api, "", "", objects=False)
     rows = (
         (f"`{method.upper()} {NAME_IN_PATH.sub(lambda name: name[1].upper(), path)}`", operation["summary"])

@@ -30,7 +30,8 @@ from isthmus.node.admin_api.sinks import SinkAdmin
 from isthmus.node.admin_api.telemetry import TelemetryAdmin
 from isthmus.node.admin_api.tombstones import ReapsAdmin
 from isthmus.node.http.answer_texts import links_sentence
-from isthmus.node.http.application import EVERYBODY, AccessControl, HttpApplication, Request, json_reply
+from isthmus.node.http.application import AccessControl, HttpApplication, Request, json_reply
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.health import NodeStatus, add_health
 from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, refusal, refusal_in_json
@@ -56,9 +57,9 @@ class AdminApi(HttpApplication):
         self,
         services: NodeServices,
         status: NodeStatus,
-        access: AccessControl = EVERYBODY,
+        access: AccessControl,
     ) -> None:
-        super().__init__(access)
+        super().__init__(access, RequestDurations())
         self._services = services
         self._status = status
         add_health(self.router, status)

@@ -21,7 +21,6 @@ from isthmus.node.client_api.queue_push import QueuePushes, ReferencePushes
 from isthmus.node.client_api.riak_info import RiakInfo, RiakInfoRoutes
 from isthmus.node.client_api.unsupported import unsupported
 from isthmus.node.http.application import (
-    EVERYBODY,
     SMALL_BODY_BYTES,
     AccessControl,
     HttpApplication,
@@ -88,10 +87,10 @@ class ClientApi(HttpApplication):
         ports: ClientPorts,
         limits: LimitSettings,
         *,
+        access: AccessControl,
+        durations: RequestDurations,
         certified_sinks: bool = False,
         traces: RequestTraces | None = None,
-        access: AccessControl = EVERYBODY,
-        durations: RequestDurations | None = None,
     ) -> None:
         super().__init__(access, durations)
         kv, acts, riak_info = ports.kv, ports.acts, ports.riak_info

@@ -372,18 +372,15 @@ class AccessControl(NamedTuple):
     """Records acts; None: nothing is recorded."""
 
 
-EVERYBODY: Final = AccessControl(None, None)
-
-
 class HttpApplication:
     """An ASGI application over a router. Add routes to `router` before the listener starts."""
 
-    def __init__(self, access: AccessControl = EVERYBODY, durations: RequestDurations | None = None) -> None:
-        """`durations` takes the durations of its requests; None: one of its own."""
+    def __init__(self, access: AccessControl, durations: RequestDurations) -> None:
+        """`durations` takes the durations of its requests."""
         self.router: Router[RoutedHandler] = Router()
         self.budget = BodyBudget()
         self.counts = RequestCounts()
-        self.durations = RequestDurations() if durations is None else durations
+        self.durations = durations
         self.guard, self.audit = access
         self._late: OrderedSet[asyncio.Future[Any]] = OrderedSet()
         """Work of requests whose client has its refusal already (`_in_time`)."""

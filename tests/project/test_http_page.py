@@ -10,6 +10,7 @@ from typing import Final
 
 from isthmus.node.admin_api.application import AdminApi
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 ADMIN: Final = "/admin/"
@@ -36,7 +37,7 @@ def page(name: str) -> str:
 
 def routed() -> set[tuple[str, str]]:
     """(method, pattern) of every route under /admin/, names replaced by `*`."""
-    api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    api = AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
     routes = ((method, re.sub(r"\{\w+\}", "*", pattern)) for pattern, method, _ in api.router.routes())
     return {(method, pattern) for method, pattern in routes if pattern.startswith(ADMIN)}
 

@@ -15,12 +15,13 @@ from isthmus.node.http.operations import parameters_of
 from isthmus.node.http.responses import RequestRefused, refusal, refusal_in_json
 from isthmus.node.http.router import Router, check_parameters, parse_query
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 
 
 @cache
 def admin_router() -> Router[Any]:
     """The routes of the admin API; their handlers are not called."""
-    return AdminApi(SimpleNamespace(), FakeNodeStatus()).router  # type: ignore[arg-type]
+    return AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY).router  # type: ignore[arg-type]
 
 
 def refused_query(method: str, target: str) -> bytes | None:

@@ -15,6 +15,7 @@ import uvloop
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
 from isthmus.node.client_api.application import ClientApi, ClientPorts
 from isthmus.node.client_api.cluster_routes import add_cluster_routes
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.listener import Listener
 from isthmus.queues.long_poll import Until
 from isthmus.queues.wire import FetchReply, FetchRequest, ObjectReply, ObjectRequest, UnknownQueue
@@ -35,6 +36,7 @@ from isthmus.repl.model.requests import (
 from isthmus.repl.model.vclock import actor_of, encode_clock, pack_counter
 from tests.support.log_watch import captured
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 from tests.support.waiting import PATIENCE_S, eventually
 
 ACTOR = actor_of(b"\x01" * 16, 0)
@@ -394,6 +396,8 @@ def make_client_api(limits: LimitSettings | None = None) -> ClientApiFixture:
     app = ClientApi(
         ClientPorts(kv, queue, queue, FakeRiakInfo(), status, FixedTime(), FakeAddresses()),
         limits or LimitSettings(),
+        access=EVERYBODY,
+        durations=RequestDurations(),
     )
     routes = FakeRoutes()
     add_cluster_routes(app, routes)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from isthmus.node.http.application import HttpApplication, Request, text_reply
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.responses import Reply
+from tests.support.open_access import EVERYBODY
 
 PUT = b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: 127.0.0.1:8098\r\n%b\r\ncontent-type: a/b\r\ncontent-length: 1\r\n\r\nv"
 CLOSE = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -57,7 +59,7 @@ def test_a_page_elsewhere_may_ask(server):
 def test_the_listener_of_operators_refuses_too(serve):
     """Every HTTP application refuses such a request before a handler sees it; a form of a page needs no permission to
     POST."""
-    app, acted = HttpApplication(), []
+    app, acted = HttpApplication(EVERYBODY, RequestDurations()), []
 
     async def act(request: Request) -> Reply:
         acted.append(await request.body())

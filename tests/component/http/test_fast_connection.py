@@ -14,6 +14,7 @@ from isthmus.config.settings import Address, LimitSettings, ListenSettings
 from isthmus.node.client_api.application import ClientApi, ClientPorts
 from isthmus.node.http.application import SMALL_BODY_BYTES
 from isthmus.node.http.connection import KEEP_ALIVE_S
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.fast_connection import PlainAnswer, StartedWrite, read_whole
 from isthmus.node.http.listener import Listener
 from isthmus.node.http.responses import Reply, RequestRefused
@@ -25,6 +26,7 @@ from isthmus.repl.model.vclock import encode_clock
 from isthmus.repl.unforeseen import unforeseen
 from tests.support.coordinator_cluster import cluster, key_of
 from tests.support.memory_client_api import FixedTime
+from tests.support.open_access import EVERYBODY
 from tests.support.waiting import PATIENCE_S
 
 PUT = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
@@ -534,7 +536,8 @@ async def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_conf
     leader, for the confirmation of a read, and for at most the client's time-out."""
 
     async with cluster(("n1", "n2", None, "n1")) as c:
-        app = ClientApi(ClientPorts(c.coordinators["n1"], None, None, None, None, FixedTime()), LimitSettings())
+        ports = ClientPorts(c.coordinators["n1"], None, None, None, None, FixedTime())
+        app = ClientApi(ports, LimitSettings(), access=EVERYBODY, durations=RequestDurations())
         settings = ListenSettings(http=Address("127.0.0.1", 0))
         listener = Listener("http", settings.http, settings)
         await listener.start(app)

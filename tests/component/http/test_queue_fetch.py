@@ -12,8 +12,10 @@ import pytest
 
 from isthmus.node.client_api.queue_fetch import QueueRoutes
 from isthmus.node.http.application import SMALL_BODY_BYTES, HttpApplication
+from isthmus.node.http.durations import RequestDurations
 from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.objects import Object, Sibling, encode_object
+from tests.support.open_access import EVERYBODY
 from tests.support.riak_decoder import Answer, decode_answer
 from tests.support.threaded_node import ThreadedNode, running_node
 from tests.support.waiting import wait_until
@@ -144,7 +146,7 @@ def test_a_queue_registered_or_set_for_a_riak_is_one(caller: NodeClient) -> None
 async def test_an_answer_that_cannot_be_sent_is_refused_before_its_change_is_forgotten(size: int) -> None:
     """When the memory for bodies is used up a large answer raises Overloaded, which puts the change back; a small one
     is sent."""
-    app = HttpApplication()
+    app = HttpApplication(EVERYBODY, RequestDurations())
     routes = QueueRoutes(cast("Any", None), cast("Any", None), app)
     stored = Object(((b"a", 1, 1),), (Sibling((b"a", 1), 1_000, tombstone=False, value=bytes(size)),))
     item = 1, 0, 1, b"default", b"b", b"k", b"o" * 16, 0, encode_object(stored)

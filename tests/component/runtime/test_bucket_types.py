@@ -12,6 +12,7 @@ from typing import Any
 from isthmus.config.settings import NodeSettings, Settings
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
 from isthmus.node.http.application import HttpApplication
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.node.services.properties import PropertyService
 from isthmus.repl.controller.bucket_properties import PropertyCache
@@ -19,6 +20,7 @@ from isthmus.repl.controller.placement import parse_replica_map
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
+from tests.support.open_access import EVERYBODY
 from tests.support.runtime_cluster import Cluster, Node
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
@@ -26,7 +28,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 async def ask(member: Node, method: str, path: str, wish: Any = None) -> tuple[int, Any]:
     """The answer of a node's admin API."""
-    face = HttpApplication()
+    face = HttpApplication(EVERYBODY, RequestDurations())
     settings = Settings(NodeSettings(member.node, "east", Path("data")))
     controller, time = member.controller, member.runtime.time
     book = PropertyCache(member.metastore)

@@ -13,12 +13,14 @@ from typing import Any
 
 from isthmus.node.admin_api.reassignments import ReassignmentsAdmin
 from isthmus.node.http.application import HttpApplication
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from tests.support.memory_links import is_entries
+from tests.support.open_access import EVERYBODY
 from tests.support.runtime_cluster import Cluster, Node, eventually
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
@@ -26,7 +28,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 async def ask(member: Node, method: str, path: str, wish: Any = None) -> tuple[int, Any]:
     """The answer of a node's admin API."""
-    face = HttpApplication()
+    face = HttpApplication(EVERYBODY, RequestDurations())
     query = ClusterQuery(member.node, member.links)
     query.serve(REPLICAS, ReplicaResponder(member.runtime))
     services = SimpleNamespace(controller=member.controller, time=member.runtime.time, query=query)

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from isthmus.node.admin_api.partitions import PartitionsAdmin
 from isthmus.node.http.application import HttpApplication
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.repl.controller.dynamic_options import Setting, change_option
@@ -31,6 +32,7 @@ from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
 from isthmus.repl.store.leveldb import LevelStore
 from tests.component.runtime.test_replica_removal import change, changed, fully_removed
+from tests.support.open_access import EVERYBODY
 from tests.support.runtime_cluster import UUID, Cluster, Node, eventually
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
@@ -54,7 +56,7 @@ async def ask(cluster: Cluster, member: Node, path: str, wish: dict[str, Any]) -
         query.serve(REPLICAS, ReplicaResponder(of.runtime))
         return query
 
-    face = HttpApplication()
+    face = HttpApplication(EVERYBODY, RequestDurations())
     services = SimpleNamespace(controller=member.controller, query=query_of(member))
     PartitionsAdmin(services, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []

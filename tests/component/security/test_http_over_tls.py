@@ -20,6 +20,7 @@ from isthmus.config.settings import Address, ListenSettings
 from isthmus.node.client_api.queue_fetch import QueueRoutes
 from isthmus.node.http.application import HttpApplication, Request, text_reply
 from isthmus.node.http.authorization import Guard, TokenRole
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.listener import Listener, ListenerTls
 from isthmus.node.http.responses import Reply
 from isthmus.queues.leases import Session
@@ -32,6 +33,7 @@ from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.security.tls import client_contexts, server_contexts
 from tests.support.blocking_peer import PeerOnLoop
+from tests.support.open_access import EVERYBODY
 from tests.support.tls_files import CertificateFolder
 from tests.support.waiting import PATIENCE_S
 from tests.unit.node.http.test_authorization import settings_of
@@ -60,7 +62,7 @@ class CertificateNamesApp(HttpApplication):
     """Answers with the nodes that the client's certificate names; large bodies at /large."""
 
     def __init__(self, *, certified: bool = False) -> None:
-        super().__init__()
+        super().__init__(EVERYBODY, RequestDurations())
         self.router.add("GET", "/names", self._names)
         self.router.add("GET", "/large", self._large)
         self.routes = QueueRoutes(EmptySource(), EmptySource(), self, certified=certified)

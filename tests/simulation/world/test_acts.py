@@ -20,6 +20,7 @@ from tests.simulation.world.plan import Step
 from tests.simulation.world.steps import KINDS, Doing, StepKind, possible
 from tests.simulation.world.world import World
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 
 ROUTES_LEFT_OUT = {
     "POST /dashboard/session": "a login of a browser",
@@ -91,7 +92,7 @@ def commands(command: click.Command = root, words: tuple[str, ...] = ()) -> dict
 
 def routes() -> set[str]:
     """All requests of operators that may change something, as "POST /admin/...": of the admin API and the dashboard."""
-    api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    api = AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
     Dashboard(api, None, "cluster", "node")
     return {f"{method} {pattern}" for pattern, method, _ in api.router.routes() if method not in ("GET", "HEAD")}
 

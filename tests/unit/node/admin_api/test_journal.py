@@ -17,6 +17,7 @@ from isthmus.node.observability.journal import Journal
 from isthmus.node.services.journal_query import AUDIT, AuditResponder
 from tests.support.journals import journal_in
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 from tests.support.query_links import QueryLinks
 
 NOTHING_LOST = {"unreadable": 0, "lost": 0}
@@ -38,7 +39,7 @@ class Cluster:
             membership=SimpleNamespace(live_nodes=lambda: {*self.logs}, known_nodes=lambda: {*self.logs, "n4"}),
             time=self.time,
         )
-        self.api = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
+        self.api = AdminApi(services, FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
 
     async def act(self, node: str, at_ms: int, by: str = "ann", act: str = "x") -> None:
         """Write a line to a node's log."""

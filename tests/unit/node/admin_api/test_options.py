@@ -22,6 +22,7 @@ from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 from tests.support.query_links import QueryLinks
 
 pytestmark = pytest.mark.virtual_time
@@ -108,7 +109,7 @@ async def answers_to(*requests: tuple[str, str, Any], lame: bool = False) -> lis
         membership=SimpleNamespace(live_nodes=lambda: {"n1", "n2", "n3"}, known_nodes=lambda: {"n1", "n2", "n3", "n4"}),
         time=SimpleNamespace(wall_ms=lambda: 1_700_000_000_000),
     )
-    admin = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
+    admin = AdminApi(services, FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
     found = [await answer(admin, *each) for each in requests]
     await asyncio.gather(*controller._tasks)
     await metastore.stop()

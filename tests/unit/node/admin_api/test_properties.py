@@ -16,6 +16,7 @@ from isthmus.node.services.settings_query import SETTINGS, SettingsInForce
 from isthmus.repl.controller.bucket_properties import PropertyCache
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 from tests.support.query_links import QueryLinks
 
 pytestmark = pytest.mark.virtual_time
@@ -62,7 +63,7 @@ class Node:
             query=links.nodes["n1"],
             membership=SimpleNamespace(live_nodes=lambda: {"n1", "n2"}, known_nodes=lambda: {"n1", "n2", "n3"}),
         )
-        self.api = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
+        self.api = AdminApi(services, FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
 
     async def ask(self, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
         """The status and JSON of a GET, or with a body of a POST."""

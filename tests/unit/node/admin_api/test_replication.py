@@ -10,6 +10,7 @@ from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.services.queue_query import KEY, ExplainKey
 from isthmus.repl.model.keys import Key
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 from tests.support.query_links import QueryLinks
 
 
@@ -46,7 +47,7 @@ class Cluster:
             cluster_uuid=b"u" * 16,
             time=SimpleNamespace(wall_ms=lambda: 5),
         )
-        self.api = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
+        self.api = AdminApi(services, FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
 
     async def get(self, query: str) -> dict[str, Any]:
         """The answer."""

@@ -14,6 +14,7 @@ import pytest
 from isthmus.config.settings import SinkSettings
 from isthmus.node.admin_api.sinks import SinkAdmin
 from isthmus.node.http.application import HttpApplication
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.dead_letter_query import DEAD_LETTERS, DeadLetterResponder
 from isthmus.node.services.sink_query import SINK, SinkResponder
@@ -27,6 +28,7 @@ from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.service import Sink, SinkPorts
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.memory_metastore import MemoryMetastore
+from tests.support.open_access import EVERYBODY
 from tests.support.query_wires import QueryWires
 from tests.support.queue_source import OURS
 from tests.support.queue_source import SINK as WEST
@@ -94,7 +96,7 @@ class Letters:
             sink=self.here.sink, query=self.here.query, membership=membership, time=SystemTime(),
             settings=SimpleNamespace(node=SimpleNamespace(name="n1")), controller=SimpleNamespace(records=records),
         )  # fmt: skip
-        self._app, self._send = HttpApplication(), send
+        self._app, self._send = HttpApplication(EVERYBODY, RequestDurations()), send
         SinkAdmin(services, self._app.router)
 
     async def get(self, query: str = "") -> Any:

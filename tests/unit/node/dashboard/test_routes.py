@@ -12,6 +12,7 @@ from isthmus.node.dashboard.files import dashboard_files
 from isthmus.node.dashboard.routes import CONTENT_SECURITY_POLICY, Dashboard
 from isthmus.node.http.application import PEER_NAMES, AccessControl, HttpApplication, Request, json_reply
 from isthmus.node.http.authorization import Guard, TokenRole
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.responses import Headers, Reply
 from isthmus.node.http.sessions import LoginSessions
 from tests.support.tls_files import CertificateFolder
@@ -38,7 +39,7 @@ class Node:
     def __init__(self, tokens: TokenSettings | None = None) -> None:
         self.sessions = LoginSessions("isthmus-c-n")
         guard = None if tokens is None else Guard("admin", tokens, self.sessions)
-        self.app = HttpApplication(AccessControl(guard, None))
+        self.app = HttpApplication(AccessControl(guard, None), RequestDurations())
         Dashboard(self.app, guard, "c", "n")
         self.app.router.add("GET", "/admin/cluster", self._act)
         self.app.router.add("POST", "/admin/leaders/balance", self._act)

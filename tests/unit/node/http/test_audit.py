@@ -22,6 +22,7 @@ from isthmus.node.http import audit
 from isthmus.node.http.application import PEER_NAMES, AccessControl, HttpApplication, Request, json_reply
 from isthmus.node.http.audit import ACTS, NOT_ACTS, REDACTED, AuditTrail, bounded, redacted
 from isthmus.node.http.authorization import Guard, TokenRole
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.nouns.requests import AuditedRequest, DryRun
@@ -31,6 +32,7 @@ from isthmus.repl.security.tls import NodeName
 from tests.support.memory_client_api import ClientApiFixture
 from tests.support.memory_journal import MemoryJournal
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 from tests.support.tls_files import CertificateFolder
 
 NOW_MS = 1_700_000_000_123
@@ -52,7 +54,7 @@ class Recorded:
         self.end: BaseException | None = None
         self.kept = MemoryJournal()
         trail = AuditTrail("n1", self.kept, SimpleNamespace(wall_ms=lambda: NOW_MS), guard)  # type: ignore[arg-type]
-        self.app = HttpApplication(AccessControl(guard, trail))
+        self.app = HttpApplication(AccessControl(guard, trail), RequestDurations())
         self.app.router.add("POST", "/admin/things/{name}", BodyHandler(SetRequest, self._act))
         self.app.router.add("GET", "/admin/things/{name}", self._look)
 
@@ -313,7 +315,7 @@ def all_routes(client_api: ClientApi) -> dict[str, HttpApplication]:
     PropertyRoutes(nothing, client_api)
     TreeRoutes(nothing, nothing, client_api, THIS, wall_ms=lambda: 0)
     RowRoutes(nothing, nothing, nothing, nothing, nothing, client_api, THIS)
-    admin_api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    admin_api = AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
     Dashboard(admin_api, None, "c", "n")
     return {"admin": admin_api, "http": client_api}
 

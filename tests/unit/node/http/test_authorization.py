@@ -14,6 +14,7 @@ import structlog.testing
 from isthmus.config.settings import TokenSettings
 from isthmus.node.http.application import AccessControl, HttpApplication, Request, text_reply
 from isthmus.node.http.authorization import INCLUDES, Guard, TokenRole, admin_roles, guard_of, http_roles
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.observability.traces import read_headers
 from isthmus.repl.model.errors import BadConfig
@@ -270,7 +271,7 @@ def test_a_file_of_secrets_in_another_encoding_is_named_as_one(tmp_path: Path, r
 async def test_a_refusal_names_the_required_role_and_shows_no_secret(folder: CertificateFolder) -> None:
     """401 carries the challenges and 403 names the roles that would do, before any handler runs; neither answers nor
     logs repeat what was shown."""
-    app = HttpApplication(AccessControl(Guard("http", settings_of(folder)), None))
+    app = HttpApplication(AccessControl(Guard("http", settings_of(folder)), None), RequestDurations())
     ran: list[Request] = []
 
     async def handler(request: Request) -> Reply:

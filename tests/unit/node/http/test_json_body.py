@@ -15,6 +15,7 @@ from isthmus.node.http.openapi import describe
 from isthmus.node.http.responses import RequestRefused
 from isthmus.node.nouns.requests import AuditedRequest, DryRun, Name, right
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 
 
 class SampleRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ def test_a_wrong_body_is_refused_with_what_would_be_right(body: Any, words: str)
 
 def test_every_typed_body_of_the_admin_api_is_in_its_description() -> None:
     """Each POST of the admin API has a body with a schema, whose properties are exactly the accepted keys."""
-    api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    api = AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
     document = json.loads(json.dumps(describe(api, "t", "1", objects=False)))
     posts = 0
     for pattern, method, handler in api.router.routes():

@@ -17,6 +17,7 @@ from isthmus.node.http.openapi import WORDS, describe
 from isthmus.node.http.operations import ADMIN_OPERATIONS, OBJECT_PATHS, OPERATIONS, operation_of
 from isthmus.node.http.schemas import DOCUMENTS
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "http.md"
 
@@ -47,7 +48,7 @@ def test_the_description_matches_the_routes(client_api: Any, described: dict[str
 
 def test_operations_of_the_admin_api_are_its_routes() -> None:
     """Every operation in ADMIN_OPERATIONS is a route of the admin API and is in its description."""
-    api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    api = AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
     found = operations(describe(api, "operators", "1", objects=False))
     assert ADMIN_OPERATIONS.keys() <= found.keys()
     assert "text/event-stream" in found["GET", "/admin/live"]["responses"]["200"]["content"]
@@ -56,7 +57,7 @@ def test_operations_of_the_admin_api_are_its_routes() -> None:
 def test_requests_of_operators_are_described() -> None:
     """Each has a summary, which is the first sentence of a docstring; the rest is the description, with what fields of
     the answer mean."""
-    api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    api = AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
     found = operations(describe(api, "operators", "1", objects=False))
     assert [key for key, operation in found.items() if not operation["summary"]] == []
     assert "outdated_why" in found["GET", "/admin/cluster"]["description"]

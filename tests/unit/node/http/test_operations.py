@@ -14,6 +14,7 @@ from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.http.operations import ADMIN_OPERATIONS, OPERATIONS, operation_of, parameters_of
 from isthmus.node.nouns.nouns import NOUNS
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 
 KEY = "/buckets/b/keys/k"
 ROOT = Path(__file__).parents[4]
@@ -101,7 +102,7 @@ def read_by(module: ast.Module) -> set[str]:
 def test_the_parameters_that_the_admin_api_reads_are_known() -> None:
     """Each module of the admin API reads exactly the parameters that the table has for its routes: others would be
     refused, or without effect."""
-    api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    api = AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
     known: dict[str, set[str]] = {}
     for pattern, method, handler in api.router.routes():
         module = getattr(handler, "__module__", "")

@@ -17,11 +17,13 @@ from isthmus.node.admin_api import leaders, queues, sinks
 from isthmus.node.cli.node_listener import ANSWER_TIMEOUT_S
 from isthmus.node.http.answer_limits import RETRY_TIMEOUT_MS, RETRY_WAIT_S
 from isthmus.node.http.application import LATE_MAX, HttpApplication, Request, json_reply
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.fast_connection import read_whole
 from isthmus.node.http.patience import HEADER, MARGIN_SHARE, PATIENCE_MS_MAX, answer_by_s, header_of
 from isthmus.node.http.responses import Reply
 from isthmus.node.services import cluster_query, fullsync_query, repairs
 from isthmus.repl.unforeseen import unforeseen
+from tests.support.open_access import EVERYBODY
 
 pytestmark = pytest.mark.virtual_time
 
@@ -32,7 +34,7 @@ class Slow(HttpApplication):
     """An application whose one route takes a minute, and what became of it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(EVERYBODY, RequestDurations())
         self.done = 0
         self.router.add("GET", "/slow", self.slow)
         self.router.add("POST", "/slow", self.slow)

@@ -18,6 +18,7 @@ from isthmus.node.nouns.description import DescribedNoun, columns_of
 from isthmus.node.nouns.nouns import NOUNS
 from tests.support.node_status import FakeNodeStatus
 from tests.support.noun_examples import example_of
+from tests.support.open_access import EVERYBODY
 
 each_noun = pytest.mark.parametrize("noun", NOUNS, ids=lambda noun: noun.name)
 
@@ -25,7 +26,7 @@ each_noun = pytest.mark.parametrize("noun", NOUNS, ids=lambda noun: noun.name)
 @pytest.fixture(scope="module")
 def api() -> AdminApi:
     """The admin API, of which no handler is called."""
-    return AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    return AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
 
 
 @each_noun

@@ -22,6 +22,7 @@ from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from tests.support.node_status import FakeNodeStatus
+from tests.support.open_access import EVERYBODY
 
 
 class FakeController:
@@ -110,7 +111,7 @@ def an_admin(
         credentials=SimpleNamespace(problems=list, urgent=list),
     )
 
-    return AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
+    return AdminApi(services, FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
 
 
 async def call(admin: AdminApi, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
