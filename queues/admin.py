@@ -39,6 +39,7 @@ from isthmus.repl.model.errors import BadInput, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.store.port import Change, Store
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -369,14 +370,14 @@ class QueueActs:
         for name, queue in queues.items():
             owner, shown = queue.stored.owner, found[name]
             owned = None if owner is None or not owner.cluster else owner
-            because = [reason(queue, self._queues.time.now_ms(), with_types=False), *shown.why_unread()]
+            because, held = _reasons(name, queue, self._queues.time.now_ms())
             rows.append(
                 QueueLag(
                     queue=name,
                     cluster=None if owned is None else owned.name,
                     uuid=None if owned is None else owned.cluster.hex(),
-                    reason="; ".join(filter(None, because)),
-                    held=held_reasons(queue),
+                    reason="; ".join(filter(None, [because, *shown.why_unread()])),
+                    held=held,
                     partitions=shown.partitions,
                 )
             )
@@ -468,6 +469,15 @@ class QueueActs:
             await self._queues.refresh(name)
         log.info("queue.gaps_closed", queue=name, count=closed, by=act.by, reason=act.reason)
         return closed
+
+
+def _reasons(name: str, queue: QueueServer, now_ms: int) -> tuple[str, dict[str, str]]:
+    """Why a queue does not serve everything, and bucket type -> why changes of it alone wait. A defect is its reason,
+    and hides no other queue's lag."""
+    try:
+        return reason(queue, now_ms, with_types=False), held_reasons(queue)
+    except Exception as error:  # noqa: BLE001 -- logged as unforeseen
+        return str(unforeseen.exception("queue.reason_failed", error, queue=name)), {}
 
 
 def _lost_id(lost: LostReferences) -> str:

@@ -142,15 +142,16 @@ class LagMemory:
                 except TimeoutError:
                     reading.uncounted = True
                     self._first = self._first or name
-                except IsthmusError as error:  # such as a disk that fails
-                    reading.failure = str(error)
-                except Exception as error:  # noqa: BLE001 -- logged as unforeseen
-                    at = reading.window.partition
-                    reading.failure = str(unforeseen.exception("queue.lag_failed", error, queue=name, partition=at))
+                except Exception as error:  # noqa: BLE001 -- see _Reading.end
+                    reading.end(name, error)
         known: dict[tuple[str, int], OldestWaiting] = {}
         for name, reading in readings:
             place = name, reading.window.partition
-            oldest = reading.remembered(self._known.get(place))
+            try:
+                oldest = reading.remembered(self._known.get(place))
+            except Exception as error:  # noqa: BLE001 -- see _Reading.end
+                reading.end(name, error)
+                continue
             if oldest is not None:
                 known[place] = oldest
         self._known = known
@@ -224,16 +225,16 @@ class _SharedReading:
         return await self._take(max(self._asked_s + TIMEOUT_S, self._began_s + LEAST_S))
 
 
-def _head(window: Window) -> PartitionLag:
-    """The lag of a partition where nothing waits."""
+def _unread(window: Window) -> PartitionLag:
+    """The lag of a partition of which nothing was read yet."""
     return PartitionLag(
         partition=window.partition,
         bucket_type=window.bucket_type.decode(errors="backslashreplace"),
-        seconds=0.0,
-        objects=0,
-        bytes=0,
+        seconds=None,
+        objects=None,
+        bytes=None,
         in_flight=window.in_flight_count,
-        cursor=window.advance(),
+        cursor=window.cursor,
         applied=window.applied,
     )
 
@@ -243,11 +244,11 @@ class _Reading:
 
     def __init__(self, window: Window, store: Store, pool: Executor, wall_ms: int) -> None:
         self.window = window
-        self.shown = structs.replace(_head(window), seconds=None, objects=None, bytes=None)
+        self.shown = _unread(window)
         self.uncounted = False
         """Whether a step ran out of time."""
         self.failure = ""
-        """Why a step failed."""
+        """Why the reading ended early: what was not read until then stays unknown."""
         self._store = store
         self._pool = pool
         self._wall_ms = wall_ms
@@ -268,7 +269,7 @@ class _Reading:
         if contiguous and not in_memory:
             self._end_empty()
             return
-        self.shown = structs.replace(self.shown, objects=in_memory if contiguous else None)
+        self.shown = structs.replace(self.shown, cursor=cursor, objects=in_memory if contiguous else None)
         self._offset = cursor
         while not (self._found or self._is_done):
             await self._page(min(FIRST_ROWS, STEP_ROWS))
@@ -325,6 +326,14 @@ class _Reading:
             return before
         return self._oldest
 
+    def end(self, queue: str, error: Exception) -> None:
+        """End this reading, and no other one, with what a step raised."""
+        if isinstance(error, IsthmusError):  # such as a disk that fails
+            self.failure = str(error)
+        else:
+            at = self.window.partition
+            self.failure = str(unforeseen.exception("queue.lag_failed", error, queue=queue, partition=at))
+
     async def _page(self, limit: int) -> None:
         """Read on: rows that are offered and not settled are kept. Read in the pool, selected here."""
         loop = asyncio.get_running_loop()
@@ -351,7 +360,8 @@ class _Reading:
         return self.window.unsettled(list(self._found.values()))
 
     def _end_empty(self) -> None:
-        self.shown = _head(self.window)
+        cursor = self.window.advance()
+        self.shown = structs.replace(_unread(self.window), seconds=0.0, objects=0, bytes=0, cursor=cursor)
         self._found = {}
         self._oldest = None
         self._is_whole = self._is_done = True

@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
+import isthmus.queues.admin as admin_module
 import isthmus.queues.lag as lag_module
 from isthmus.config.settings import QueueSettings
 from isthmus.node.cli.queue import queue_facts
 from isthmus.node.services.findings import ledger_facts
 from isthmus.queues.lag import LEAST_S, TIMEOUT_S, LagReadings, QueueLag
 from isthmus.queues.queue_documents import PUBLISHING, SERVING
+from isthmus.queues.queue_server import QueueServer
+from isthmus.queues.window import Window
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import LocalFault, NotReady
@@ -114,6 +117,67 @@ async def test_one_partition_that_cannot_be_read_leaves_the_others(
             assert [part["seconds"] for part in broken] == [None]
             assert [part["seconds"] for part in queue["partitions"] if part not in broken] == [0.0]
             assert words in queue["reason"]
+
+
+@pytest.mark.logs_errors("queue.lag_failed")
+async def test_one_window_with_a_defect_leaves_the_lag_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-ALONE: a window whose cursor cannot move has an unknown lag and a reason; the others are whole."""
+    advance = Window.advance
+
+    async with audited_node(QueueSettings("a"), QueueSettings("b")) as queue_node:
+        broken = queue_node.served()[0].machine.windows[P]
+
+        def fails(window: Window) -> int:
+            if window is broken:
+                raise RuntimeError("injected")
+            return advance(window)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Window, "advance", fails)
+            first, second = await lags(queue_node)
+        assert [part["seconds"] for part in first["partitions"]] == [None, *[0.0] * (len(PARTITIONS) - 1)]
+        assert first["partitions"][0]["objects"] is None
+        assert "RuntimeError" in first["reason"]
+        assert [part["seconds"] for part in second["partitions"]] == [0.0] * len(PARTITIONS)
+        assert "RuntimeError" not in second["reason"]
+
+
+@pytest.mark.logs_errors("queue.lag_failed")
+async def test_what_was_remembered_and_cannot_be_compared_costs_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-ALONE: what one reading cannot make of the reading before it is that partition's reason."""
+    remembered = lag_module._Reading.remembered
+
+    def fails(reading: Any, before: Any) -> Any:
+        if reading.window.partition == P:
+            raise RuntimeError("injected")
+        return remembered(reading, before)
+
+    monkeypatch.setattr(lag_module._Reading, "remembered", fails)
+    async with audited_node(QueueSettings("a"), QueueSettings("b")) as queue_node:
+        for queue in await lags(queue_node):
+            assert len(queue["partitions"]) == len(PARTITIONS)
+            assert "RuntimeError" in queue["reason"]
+
+
+@pytest.mark.logs_errors("queue.reason_failed")
+@pytest.mark.parametrize("function", ["reason", "held_reasons"])
+async def test_a_queue_whose_reasons_fail_hides_no_lag(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """R-ALONE: the defect is that queue's reason, and its lag is shown all the same."""
+    sound = getattr(admin_module, function)
+
+    def fails(queue: QueueServer, *args: Any, **options: Any) -> Any:
+        if queue is broken:
+            raise RuntimeError("injected")
+        return sound(queue, *args, **options)
+
+    async with audited_node(QueueSettings("a"), QueueSettings("b")) as queue_node:
+        broken = queue_node.served()[0]
+        monkeypatch.setattr(admin_module, function, fails)
+        first, second = await lags(queue_node)
+        assert "RuntimeError" in first["reason"]
+        assert "RuntimeError" not in second["reason"]
+        for queue in (first, second):
+            assert [part["seconds"] for part in queue["partitions"]] == [0.0] * len(PARTITIONS)
 
 
 async def test_no_queue_takes_the_seconds_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
