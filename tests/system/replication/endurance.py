@@ -145,7 +145,7 @@ class Endurance:
         self._prove()
         for source, receiver in BOTH_WAYS:
             self._wait_until_no_gap_is_left(source, receiver)
-            self._check_ledgers(source, receiver)
+            clusters.check_ledger(source, receiver)
         self.report.settled_s = time.monotonic() - began_s
         east, west = (clusters.contents(side) for side in SIDES)
         wrong = {key for key in east.keys() | west.keys() if east.get(key) != west.get(key)}
@@ -278,15 +278,6 @@ class Endurance:
         while left := self.clusters.gaps(source, receiver):
             assert time.monotonic() < deadline, f"gaps of {source} to {receiver} that no check has closed: {left[:5]}"
             time.sleep(1.0)
-
-    def _check_ledgers(self, source: str, receiver: str) -> None:
-        def known() -> list[dict[str, Any]]:
-            rows = self.clusters.ledgers(source, receiver)
-            return rows if all(row is not None and row["closes"] is not None for row in rows) else []
-
-        for row in eventually("the ledgers are known", known):
-            assert row["closes"], f"a ledger of {source} to {receiver} does not close: {row}"
-            assert row["waiting"] == row["in_flight"] == 0, row
 
     def _reconcile(self, kind: str, directory: Path) -> str:
         """The verdict of Spark over all keys of a bucket type. Raises AssertionError unless it is "equal"."""
