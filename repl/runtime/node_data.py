@@ -13,15 +13,18 @@ from isthmus.repl.store.port import Store
 
 
 class RuntimeSettings(NamedTuple):
-    """Identity of this node, and its limits."""
+    """Identity of this node, and its limits: sizes in bytes, times in ms."""
 
     node: str
+    """Its name, unique in the cluster."""
     cluster_uuid: bytes
+    """16 bytes."""
     window_bytes: int
     """Most bytes of unapplied entries in memory (replication.window_size)."""
     entry_limit_bytes: int
-    """Longest entry that can be sent to another node."""
+    """Longest encoded entry that can be sent to another node."""
     checkpoint_interval_ms: int
+    """How often the store is made durable, at the least (replication.checkpoint_interval)."""
     removed_grace_ms: int
     """How long a copy that no record names is kept (replication.removed_copy_grace)."""
     options_of: Callable[[str], ReplicaOptions]

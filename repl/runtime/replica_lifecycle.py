@@ -58,15 +58,19 @@ NONCE_BITS: Final = 62
 
 @dataclass(frozen=True)
 class LocalCopies:
-    """The copies of one node, and what keeps them."""
+    """The copies of one node, at most one of each partition, and what keeps them."""
 
     node: str
+    """The node's name, as partition records have it."""
     partitions: dict[int, Partition]
-    """Gains the copies that are opened, loses those that are condemned."""
+    """Partition id -> its copy; shared with the runtime. Gains the copies that are opened, loses those that are
+    condemned."""
     data: NodeData
     registrar: Registrar
+    """Registers the gens of the copies."""
     storage: Storage
     events: EventSink
+    """Takes the events of copies that are opened or condemned, and what ends the process."""
 
 
 class ReplicaOpener:
