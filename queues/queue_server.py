@@ -40,7 +40,7 @@ from isthmus.queues.queue_documents import (
 from isthmus.queues.queue_documents import SERVING as SERVING_ACT
 from isthmus.queues.queue_store import QueueDocuments
 from isthmus.queues.rate_limit import Rates, Throttle
-from isthmus.queues.source_queue import SILENT_MS, SLOW_MS, SourceQueue, WindowFaults
+from isthmus.queues.source_queue import SILENT_MS, SLOW_MS, SourceQueue, WindowListeners
 from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Read, UnreadableObject
@@ -149,7 +149,7 @@ class QueueServer:
             settings.lease_ms,
             budget,
             host.batch_prefix,
-            WindowFaults(host.keeper, partial(host.keeper.begin_anew, self)),
+            WindowListeners(host.keeper, partial(host.keeper.begin_anew, self)),
             self.filter,
         )
         self.documents = documents
@@ -542,7 +542,7 @@ class QueueServer:
             return
         try:
             window.finish_refill(rows, limit)
-        except Exception as error:  # noqa: BLE001 -- see WindowFaults
+        except Exception as error:  # noqa: BLE001 -- see WindowListeners
             self.machine.window_failed(window, error)
         self.refill()
         self.wake()
@@ -579,7 +579,7 @@ class QueueServer:
         upto_ms = now_ms if above_s is None else above_s * 1000 + 999
         try:
             window.pass_over_row(error.offset, from_ms, upto_ms, f"{error}, and was not mended")
-        except Exception as bug:  # noqa: BLE001 -- see WindowFaults
+        except Exception as bug:  # noqa: BLE001 -- see WindowListeners
             self.machine.window_failed(window, bug)
         self.refill()
         self.wake()

@@ -62,8 +62,8 @@ SLOW_MS: Final = 10_000
 milliseconds, and for a second or two beside a burst of writes."""
 
 
-class WindowFaults(NamedTuple):
-    """Who gets what goes wrong in a queue's windows."""
+class WindowListeners(NamedTuple):
+    """Get what goes wrong in a queue's windows."""
 
     damage_listener: DamageListener
     """Gets damaged rows, from any thread."""
@@ -82,7 +82,7 @@ class SourceQueue:
         lease_ms: int,
         budget: Budget,
         batch_prefix: bytes,
-        faults: WindowFaults,
+        listeners: WindowListeners,
         filter_: Filter | None = None,
     ) -> None:
         self.name = name
@@ -109,7 +109,7 @@ class SourceQueue:
         self.on_added: Callable[[Window, Sequence[Entry]], None] | None = None
         """Called with entries that were added to a window, while `queues.backlog_count` counts."""
         self._own = own
-        self._faults = faults
+        self._listeners = listeners
         self._set_filter(filter_, cascade)
         self._pending_cursors: dict[int, int] = {}
         """Partition -> CURSOR entries appended in this leadership that are not applied."""
@@ -160,7 +160,7 @@ class SourceQueue:
         """This node leads `partition`, whose entries below `applied` are in the store; the queue's cursor is at
         `position`."""
         self._end_window(partition)
-        rules = QueueRules(self._own, self._cascade, self.budget, self._filter, self._faults.damage_listener)
+        rules = QueueRules(self._own, self._cascade, self.budget, self._filter, self._listeners.damage_listener)
         window = Window(partition, bucket_type, position, applied, rules, key_range)
         fetched = self._last_fetch_ms is not None and window.owner_version == self.owner_version > 0
         # A queue that discards must count what waits, whether anybody fetches or not.
@@ -185,7 +185,7 @@ class SourceQueue:
     def window_failed(self, window: Window, error: Exception) -> None:
         """A step of a window raised what nobody foresaw; the other windows go on."""
         if self.windows.get(window.partition) is window:
-            self._faults.on_failed(window.partition, error)
+            self._listeners.on_failed(window.partition, error)
 
     def cursor_appended(self, partition: int) -> None:
         """A CURSOR entry of this queue is appended: see `cursor_pending`."""
@@ -236,7 +236,7 @@ class SourceQueue:
         for partition, window in list(self.windows.items()):
             try:
                 state = wanted_state(window, self.owner, self.owner_version, self.publishing_suspended, wall_ms)
-            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
+            except Exception as error:  # noqa: BLE001 -- see `WindowListeners`
                 self.window_failed(window, error)
                 continue
             if state is not None:
@@ -249,7 +249,7 @@ class SourceQueue:
         for partition, window in list(self.windows.items()):
             try:
                 cursor = window.advance()
-            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
+            except Exception as error:  # noqa: BLE001 -- see `WindowListeners`
                 self.window_failed(window, error)
                 continue
             if cursor > window.saved and (only is None or only == partition):
@@ -282,7 +282,7 @@ class SourceQueue:
             try:
                 if window.scan != window.applied and (count := window.refill_count()):
                     wanted.append((window, window.begin_refill(), count))
-            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
+            except Exception as error:  # noqa: BLE001 -- see `WindowListeners`
                 self.window_failed(window, error)
         return wanted
 
@@ -423,7 +423,7 @@ class SourceQueue:
             for window in ready:
                 try:
                     places, items, took = window.take(min(share, max_count - count), max_bytes - size, not parts)
-                except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
+                except Exception as error:  # noqa: BLE001 -- see `WindowListeners`
                     self.window_failed(window, error)
                     continue
                 if items:
@@ -476,7 +476,7 @@ class SourceQueue:
             read = resolved[part.start : part.start + len(part.items)]
             try:
                 places, items = self._resolve_part(part, read)
-            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
+            except Exception as error:  # noqa: BLE001 -- see `WindowListeners`
                 self._part_failed(part, error)
                 continue
             if items:
@@ -567,7 +567,7 @@ class SourceQueue:
             if self._is_current(part):
                 try:
                     self._settle_part(part, failed, refused)
-                except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
+                except Exception as error:  # noqa: BLE001 -- see `WindowListeners`
                     self._part_failed(part, error)
         if outcomes is not None:
             counts = (
@@ -607,7 +607,7 @@ class SourceQueue:
             if self._is_current(part):
                 try:
                     self._requeue(part.source, part.places, part.items)
-                except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
+                except Exception as error:  # noqa: BLE001 -- see `WindowListeners`
                     self._part_failed(part, error)
 
     def expire(self, now_ms: int) -> int:
@@ -618,7 +618,7 @@ class SourceQueue:
         for window in list(self.windows.values()):
             try:
                 window.trim()
-            except Exception as error:  # noqa: BLE001 -- see `WindowFaults`
+            except Exception as error:  # noqa: BLE001 -- see `WindowListeners`
                 self.window_failed(window, error)
         return len(expired)
 

@@ -85,7 +85,7 @@ from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_properties import PropertyCache
 from isthmus.repl.controller.controller import Controller, OwnNode
-from isthmus.repl.controller.inbox import ControllerAlarm, ControllerInbox, PeerWatch
+from isthmus.repl.controller.inbox import ControllerInbox, PeerWatch, WakeUp
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import LeaderBalancer
 from isthmus.repl.controller.promotions import Promotions
@@ -103,7 +103,7 @@ from isthmus.repl.runtime.handover import LeadershipTransfer
 from isthmus.repl.runtime.metastore_copy import CopyKeeper
 from isthmus.repl.runtime.node_data import NodeData, RuntimeSettings
 from isthmus.repl.runtime.registration import Registrar
-from isthmus.repl.runtime.runtime import Runtime, RuntimeReports
+from isthmus.repl.runtime.runtime import Runtime, RuntimeListeners
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.telemetry import Sample
@@ -192,9 +192,9 @@ class NodeServices:
         address = published(resources.cluster_socket, settings.listen.cluster, settings.listen.advertise)
         damaged = DamagedRows()
         rpc = RpcRegistry()
-        alarm = ControllerAlarm()
+        wake_up = WakeUp()
         suspicions = Suspicions(name) if settings.transport.suspect_refused else None
-        peers = PeerWatch(name, self.time, alarm, suspicions)
+        peers = PeerWatch(name, self.time, wake_up, suspicions)
         self.links = links_of(
             settings,
             this,
@@ -203,7 +203,7 @@ class NodeServices:
             direct=rpc.direct,
             tls=self.credentials.links,
         )
-        inbox = ControllerInbox(alarm, peers, Promotions(node=name, links=self.links, on_received=alarm.decide))
+        inbox = ControllerInbox(wake_up, peers, Promotions(node=name, links=self.links, on_received=wake_up.decide))
         self.registrar = Registrar(
             metastore,
             identity,
@@ -226,7 +226,7 @@ class NodeServices:
                 options_of=self.options.core,
             ),
             NodeData(identity, self.store, self.replog),
-            RuntimeReports(record_watcher=inbox, damage_listener=damaged, on_fatal=on_fatal),
+            RuntimeListeners(record_watcher=inbox, damage_listener=damaged, on_fatal=on_fatal),
             metastore=metastore,
             registrar=self.registrar,
             links=self.links,

@@ -142,7 +142,7 @@ class Controller:
         self._default_type = default_type
         self._observer = observer
         self._registration = own.registration
-        self._alarm = inbox.alarm
+        self._wake_up = inbox.wake_up
         self._peers = inbox.peers
         self._promotions = inbox.promotions
         self._balancer = balancer
@@ -150,7 +150,7 @@ class Controller:
         """When the next read is due in any case."""
         self._unavailable = LogLimit()
         self._timers: dict[int, ElectionTimer] = {}
-        self._positions = LogPositions(node=node, links=own.links, own=own.positions, on_answer=self._alarm.decide)
+        self._positions = LogPositions(node=node, links=own.links, own=own.positions, on_answer=self._wake_up.decide)
         self._default_creation = DefaultTypeCreation(default_type, node)
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
@@ -228,7 +228,7 @@ class Controller:
 
     def wake(self) -> None:
         """Read soon: something may have changed."""
-        self._alarm.read()
+        self._wake_up.read()
 
     def unreached(self) -> frozenset[str]:
         """The registered nodes that could not lead, as far as this node's connections show (R-REACHED)."""
@@ -247,7 +247,7 @@ class Controller:
 
     async def _run(self) -> None:
         while True:
-            self._alarm.clear()
+            self._wake_up.clear()
             try:
                 pause_ms = await self._look()
             except (Unavailable, Ambiguous, VersionConflict) as error:
@@ -256,7 +256,7 @@ class Controller:
                 pause_ms = RETRY_MS
             except IsthmusError as error:
                 log.error("controller.cannot_decide", reason=error.reason, error=str(error))
-                self.outdated_why = str(error) if self._alarm.read_due else ""
+                self.outdated_why = str(error) if self._wake_up.read_due else ""
                 pause_ms = POLL_MS
             except Exception as error:
                 # A node that keeps the claim and does not decide would leave its cluster without elections.
@@ -264,9 +264,9 @@ class Controller:
                 pause_ms = POLL_MS
             try:
                 async with asyncio.timeout(pause_ms / 1000):
-                    await self._alarm.wait()
+                    await self._wake_up.wait()
             except TimeoutError:
-                self._alarm.read_due = True
+                self._wake_up.read_next()
                 if pause_ms >= POLL_MS:
                     self._claim_known = False
                     self._options.expire()
@@ -276,7 +276,7 @@ class Controller:
         """Read, decide and write once; returns the milliseconds until the next read is due.
 
         Reports of other nodes, which are not in the metastore, are decided upon with what was read last."""
-        if self._alarm.read_due or self._time.now_ms() >= self._poll_at_ms:
+        if self._wake_up.read_due or self._time.now_ms() >= self._poll_at_ms:
             await self._read()
         if await self._end_suspected_sessions():
             self._claim_known = False
@@ -313,7 +313,7 @@ class Controller:
             unforeseen.exception("controller.balance_bug", error)
         if not writes:
             return min(pause_ms, until_ms)
-        self._alarm.read_due = True
+        self._wake_up.read_next()
         decided = await asyncio.gather(*(self._write_alone(record, preconditions) for record in writes))
         return WRITTEN_MS if all(decided) else RETRY_MS
 
@@ -326,7 +326,7 @@ class Controller:
         return writes, () if version is None else (Precondition(ORDERS_PATH, version),), until_ms
 
     async def _read(self) -> None:
-        self._alarm.read_due = False  # before the read: an event from here on requires another
+        self._wake_up.read_begins()
         self._poll_at_ms = self._time.now_ms() + POLL_MS
         try:
             await self._options.refresh()
@@ -334,7 +334,7 @@ class Controller:
             records = await self.metastore.records()
             registrations = await self.metastore.registrations(sync=False)
         except BaseException:
-            self._alarm.read_due = True
+            self._wake_up.read_next()
             raise
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()

@@ -59,8 +59,8 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class RuntimeReports:
-    """The receivers of a runtime's reports."""
+class RuntimeListeners:
+    """Get the reports of a runtime."""
 
     record_watcher: RecordWatcher
     """The inbox of this node's controller."""
@@ -82,7 +82,7 @@ class Runtime:
         self,
         settings: RuntimeSettings,
         data: NodeData,
-        reports: RuntimeReports,
+        reports: RuntimeListeners,
         *,
         metastore: Metastore,
         registrar: Registrar,

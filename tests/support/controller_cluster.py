@@ -13,7 +13,7 @@ import msgpack
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.controller import Controller, OwnNode
 from isthmus.repl.controller.dynamic_options import OptionSettings
-from isthmus.repl.controller.inbox import ControllerAlarm, ControllerInbox, PeerWatch
+from isthmus.repl.controller.inbox import ControllerInbox, PeerWatch, WakeUp
 from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
 from isthmus.repl.controller.promotions import Promotions
 from isthmus.repl.controller.suspicion import Suspicions
@@ -51,10 +51,10 @@ class FakeNode:
         self.seen: list[str] = []
         self.registrations: Mapping[str, Registration] = {}
         self.announced: set[tuple[int, int]] = set()
-        alarm = ControllerAlarm()
-        self.peers = PeerWatch(self.name, LoopTime(), alarm, Suspicions(self.name))
-        promotions = Promotions(node=self.name, links=self, on_received=alarm.decide)
-        self.inbox = ControllerInbox(alarm, self.peers, promotions)
+        wake_up = WakeUp()
+        self.peers = PeerWatch(self.name, LoopTime(), wake_up, Suspicions(self.name))
+        promotions = Promotions(node=self.name, links=self, on_received=wake_up.decide)
+        self.inbox = ControllerInbox(wake_up, self.peers, promotions)
         self.balancer = LeaderBalancer(
             node=self.name, links=self, own=self, options=cluster.balance, wake=self.inbox.wake
         )

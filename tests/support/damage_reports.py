@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.queues.source_queue import WindowFaults
+from isthmus.queues.source_queue import WindowListeners
 
 
 class DamageReports(list[tuple[int, int | None]]):
@@ -18,6 +18,6 @@ def raised(_partition: int, error: Exception) -> None:
     raise error
 
 
-def raising_faults() -> WindowFaults:
+def raising_listeners() -> WindowListeners:
     """Faults of the windows of a machine without a service: those that nobody foresaw are raised."""
-    return WindowFaults(DamageReports(), raised)
+    return WindowListeners(DamageReports(), raised)

@@ -17,7 +17,7 @@ from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.controller import Controller, OwnNode
 from isthmus.repl.controller.dynamic_options import OptionSettings
-from isthmus.repl.controller.inbox import ControllerAlarm, ControllerInbox, PeerWatch
+from isthmus.repl.controller.inbox import ControllerInbox, PeerWatch, WakeUp
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
 from isthmus.repl.controller.promotions import Promotions
@@ -34,7 +34,7 @@ from isthmus.repl.runtime.handover import LeadershipTransfer
 from isthmus.repl.runtime.node_data import NodeData, RuntimeSettings
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.registration import Registrar, verify_local_replicas
-from isthmus.repl.runtime.runtime import Runtime, RuntimeReports
+from isthmus.repl.runtime.runtime import Runtime, RuntimeListeners
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from tests.support.controller_cluster import NO_BALANCING
@@ -177,8 +177,8 @@ async def run_node(
             raise BadInput(f"no method {method}")
         return await handlers[method](sender, body)
 
-    alarm = ControllerAlarm()
-    peers = PeerWatch(node, SystemTime(), alarm, Suspicions(node))
+    wake_up = WakeUp()
+    peers = PeerWatch(node, SystemTime(), wake_up, Suspicions(node))
     links = MemoryLinks(
         network or MemoryNetwork(),
         node,
@@ -186,7 +186,7 @@ async def run_node(
         on_request=answer,
         takes_streams=takes_streams,
     )
-    inbox = ControllerInbox(alarm, peers, Promotions(node=node, links=links, on_received=alarm.decide))
+    inbox = ControllerInbox(wake_up, peers, Promotions(node=node, links=links, on_received=wake_up.decide))
     template = Registration(node, 0, True, cluster_address=f"{node}:1", id=number)
     registrar = Registrar(metastore, identity, template, links)
     runtime = Runtime(
@@ -200,7 +200,7 @@ async def run_node(
             lambda _bucket_type: options or ReplicaOptions(),
         ),
         NodeData(identity, store, replog),
-        RuntimeReports(inbox, damaged, failures.append),
+        RuntimeListeners(inbox, damaged, failures.append),
         metastore=metastore,
         registrar=registrar,
         links=links,

@@ -17,7 +17,7 @@ from isthmus.repl.model.objects import Content, decode_object, encode_object, wr
 from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import actor_of, pack_counter
-from tests.support.damage_reports import raising_faults
+from tests.support.damage_reports import raising_listeners
 from tests.support.memory_metastore import MemoryEnsemble
 
 NodeFactory = Callable[..., AbstractAsyncContextManager]
@@ -119,7 +119,7 @@ def test_unreplicated_writes_follow_owners_and_cursors() -> None:
 
     def queue(owner: bytes, cursor: int, *, cascade: bool = False, led: bool = True, rules: str = "any") -> SourceQueue:
         budget, filter_ = Budget(1, 1, 1), parse_filter(rules)
-        made = SourceQueue("q", b"o" * 16, cascade, 1_000, budget, b"lifelife", raising_faults(), filter_)
+        made = SourceQueue("q", b"o" * 16, cascade, 1_000, budget, b"lifelife", raising_listeners(), filter_)
         if owner:
             made.set_owner(owner, 1)
         if led:

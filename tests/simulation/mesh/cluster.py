@@ -31,7 +31,7 @@ from isthmus.repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_c
 from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
 from isthmus.repl.store.port import Change, PartitionStep
 from isthmus.repl.store.reaped_pushes import ReapedPushes
-from tests.support.damage_reports import raising_faults
+from tests.support.damage_reports import raising_listeners
 from tests.support.memory_store import MemoryStore
 
 P: Final = 3
@@ -168,7 +168,7 @@ class Cluster:
         if self._discard:
             budget.reference_limit = DISCARDING_FROM
         prefix = self.life.to_bytes(8, "big")
-        queue = SourceQueue(f"to-{link.queue}", self.uuid, link.cascade, LEASE_MS, budget, prefix, raising_faults())
+        queue = SourceQueue(f"to-{link.queue}", self.uuid, link.cascade, LEASE_MS, budget, prefix, raising_listeners())
         queue.set_owner(owner, 1)
         self.queues[link.queue] = queue
         return queue

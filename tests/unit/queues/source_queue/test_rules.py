@@ -17,7 +17,7 @@ from isthmus.queues.source_queue import BULK_BATCH_COUNT, BULK_INTERVAL_MS, IDLE
 from isthmus.queues.window_rules import FOLD, Budget, Item
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.reference import ReferenceKind
-from tests.support.damage_reports import raising_faults
+from tests.support.damage_reports import raising_listeners
 from tests.support.queue_source import BUCKET, OURS, SINK, THIRD, EntryFactory, FakeStore
 from tests.support.virtual_time import LoopTime
 
@@ -41,7 +41,7 @@ class QueueFixture:
         self.fake_store = FakeStore()
         self.factory = EntryFactory(self.fake_store)
         self.budget = Budget(size_limit, object_limit, reference_limit)
-        self.queue = SourceQueue("q", OURS, cascade, 1_000, self.budget, life, raising_faults())
+        self.queue = SourceQueue("q", OURS, cascade, 1_000, self.budget, life, raising_listeners())
         self.queue.set_owner(SINK, 1)
         self.now = 0
         for partition in partitions:

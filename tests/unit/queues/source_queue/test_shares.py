@@ -9,7 +9,7 @@ from isthmus.queues.sink_shares import SHARE_PATIENCE_MS, KeyRange, TypeShare
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.window_rules import BULK_PRIORITIES, Budget
 from isthmus.repl.model.keys import Key
-from tests.support.damage_reports import raising_faults
+from tests.support.damage_reports import raising_listeners
 from tests.support.queue_source import BUCKET, OURS, SINK, EntryFactory, FakeStore
 
 PARTITIONS = (3, 8, 11)
@@ -22,7 +22,9 @@ class SharedQueue:
     def __init__(self) -> None:
         self.fake_store = FakeStore()
         self.factory = EntryFactory(self.fake_store)
-        self.queue = SourceQueue("q", OURS, False, 60_000, Budget(10_000, 1_000, 10_000), b"lifelife", raising_faults())
+        self.queue = SourceQueue(
+            "q", OURS, False, 60_000, Budget(10_000, 1_000, 10_000), b"lifelife", raising_listeners()
+        )
         self.queue.set_owner(SINK, 1)
         self.now = 1_000
         for position, partition in enumerate(PARTITIONS):

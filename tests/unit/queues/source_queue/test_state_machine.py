@@ -27,7 +27,7 @@ from isthmus.queues.window_rules import Budget
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.store.port import Change
-from tests.support.damage_reports import raising_faults
+from tests.support.damage_reports import raising_listeners
 from tests.support.queue_source import OURS, SINK, THIRD, EntryFactory, FakeStore
 from tests.support.samples import share
 
@@ -121,7 +121,7 @@ class Schedule:
         self.reads, self.unread, self.reading = [], [], []
         self.budget = Budget(SIZE_LIMIT, OBJECT_LIMIT, REFERENCE_LIMIT, self.discard)
         prefix = self.life.to_bytes(8, "big")
-        self.queue = SourceQueue("q", OURS, self.cascade, LEASE_MS, self.budget, prefix, raising_faults())
+        self.queue = SourceQueue("q", OURS, self.cascade, LEASE_MS, self.budget, prefix, raising_listeners())
         self.session = Session(self.owner, "w1", b"incarnat", 0)
         self.queue.set_owner(self.owner, self.version)
         for partition in PARTITIONS:
