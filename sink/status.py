@@ -8,11 +8,11 @@ from typing import Any, Final, Literal, NamedTuple
 from isthmus.config.text import as_it_answered, quantity
 from isthmus.queues.window_rules import Item
 from isthmus.queues.wire import SERVING
+from isthmus.repl.histogram import Histogram
 from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.property_digests import differences_shown
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.sink.discovery import PassedOver
-from isthmus.sink.lag_histogram import LagHistogram
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.peers import PeerEntry, QueueWorkers
 from isthmus.sink.push import SourceCounters
@@ -126,7 +126,7 @@ class LinkState(NamedTuple):
     """Until its next fetch."""
     running: int
     """Fetches and pushes under way."""
-    recent_lag: LagHistogram
+    recent_lag: Histogram[int]
     """Of the last minute."""
     origin: Origin
     """Who named the peer."""
@@ -206,7 +206,7 @@ def samples(link: Link, scheduler: FetchScheduler, suspended: bool, now_ms: int)
         ("isthmus_sink_held_types", labels, len(link.held or ())),
     ]
     for quantile in (0.5, 0.99):
-        lag_ms = recent.quantile_ms(quantile)
+        lag_ms = recent.quantile(quantile)
         if lag_ms is not None:
             result.append(("isthmus_sink_lag_seconds", {**labels, "quantile": str(quantile)}, lag_ms / 1000))
     return result

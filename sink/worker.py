@@ -30,7 +30,7 @@ from isthmus.sink.counter_exchange import CounterExchange
 from isthmus.sink.dead_letters import DeadLetters
 from isthmus.sink.discovery import LinkTarget
 from isthmus.sink.fetch import Fetcher, FetchOptions
-from isthmus.sink.lag_histogram import Lag
+from isthmus.sink.lag import Lag
 from isthmus.sink.push import SourceCounters, conflicts_of, dead_letters, failed_indexes, outcomes_of, pushes
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.traces import SinkTraces

@@ -18,7 +18,7 @@ from zlib import crc32
 
 import structlog
 
-from isthmus.node.http.durations import RequestDurations, quantile_s
+from isthmus.node.http.durations import RequestDurations
 from isthmus.node.services.history import HOUR, History, Reading
 from isthmus.node.services.history_series import (
     ALL_TYPES,
@@ -30,6 +30,7 @@ from isthmus.node.services.history_series import (
     worst_value,
 )
 from isthmus.queues.service import QueueService
+from isthmus.repl.histogram import Histogram
 from isthmus.repl.machine import machine
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.replog.port import Replog
@@ -285,19 +286,19 @@ class DurationSource:
         """`route`: that of one object."""
         self._durations = durations
         self._route = route
-        self._before: dict[str, deque[list[int]]] = {method: deque(maxlen=DURATION_SAMPLES) for method in TIMED_METHODS}
+        self._before = {method: deque[Histogram[float]](maxlen=DURATION_SAMPLES) for method in TIMED_METHODS}
 
     def readings(self) -> Iterator[Reading]:
         """See HistorySource. Nothing where no request was answered in that time."""
         for method, before in self._before.items():
-            counts = self._durations.counts(self._route, method.upper())
+            now = self._durations.of_all_statuses(self._route, method.upper())
             if before:
-                recent = [now - then for now, then in zip(counts, before[0], strict=True)]
+                recent = now.since(before[0])
                 for name, share in TIMED_SHARES.items():
-                    duration_s = quantile_s(recent, share)
+                    duration_s = recent.interpolated_quantile(share)
                     if duration_s is not None:
                         yield COLUMNS[f"http.{method}.{name}_ms"], ALL_TYPES, 1000 * duration_s
-            before.append(counts)
+            before.append(now)
 
 
 class HistorySampler:

@@ -13,13 +13,12 @@ are in `repl.telemetry`; sums over a cluster in `node.services.telemetry`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+from isthmus.repl.histogram import Histogram
 from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.runtime.partition import Partition
@@ -47,24 +46,22 @@ class RateWindow(NamedTuple):
         return 1000 * self.added / self.span_ms if self.span_ms else 0.0
 
 
-class Histogram:
-    """Durations of one kind. `count` and `total_ms` cover all that was ever added."""
+class Durations:
+    """Durations of one kind: `count` and `histogram` cover all that was ever added, `recent` the recent past."""
 
     __slots__ = (
-        "_buckets",
         "_previous",
         "_window_count",
         "_window_max_ms",
         "_window_ms",
         "_window_since_ms",
         "count",
-        "total_ms",
+        "histogram",
     )
 
     def __init__(self, now_ms: int) -> None:
         self.count = 0
-        self.total_ms = 0
-        self._buckets = [0] * (len(BOUNDS_MS) + 1)
+        self.histogram = Histogram(BOUNDS_MS)
         self._window_since_ms = now_ms
         self._window_count = self._window_ms = self._window_max_ms = 0
         self._previous = RateWindow()
@@ -74,8 +71,7 @@ class Histogram:
         if now_ms - self._window_since_ms >= WINDOW_MS:
             self._start_window(now_ms)
         self.count += count
-        self.total_ms += duration_ms * count
-        self._buckets[bisect_left(BOUNDS_MS, duration_ms)] += count
+        self.histogram.add(duration_ms, count)
         self._window_count += count
         self._window_ms += duration_ms * count
         if duration_ms > self._window_max_ms:
@@ -104,11 +100,6 @@ class Histogram:
         self._window_count = self._window_ms = self._window_max_ms = 0
         self._window_since_ms += windows * WINDOW_MS
 
-    def cumulative(self) -> list[tuple[str, int]]:
-        """(upper bound in seconds, how many durations are at most that long); the last bound is "+Inf"."""
-        bounds = [f"{bound / 1000:g}" for bound in BOUNDS_MS]
-        return list(zip([*bounds, "+Inf"], accumulate(self._buckets), strict=True))
-
 
 LOST: Final = "leadership-lost"
 """Failure reason of entries whose leader lost leadership before they were committed. Their clients get an unknown
@@ -136,9 +127,9 @@ class ReplicationLatency:
     """Replicate and apply durations and failures of one node."""
 
     def __init__(self) -> None:
-        self._replicated: dict[tuple[bytes, int], Histogram] = {}
-        self._applied: dict[tuple[bytes, int], Histogram] = {}
-        self._failures: dict[tuple[bytes, int, str], Histogram] = {}
+        self._replicated: dict[tuple[bytes, int], Durations] = {}
+        self._applied: dict[tuple[bytes, int], Durations] = {}
+        self._failures: dict[tuple[bytes, int, str], Durations] = {}
         """Only counts and rates matter; the durations are 0."""
         self.batches = 0
         """Batches appended here as a leader or candidate, and applied."""
@@ -166,7 +157,7 @@ class ReplicationLatency:
         durations = self._failures.get(key)
         if durations is None:
             # One window back: a single failure must not look like a high rate.
-            durations = self._failures[key] = Histogram(now_ms - WINDOW_MS)
+            durations = self._failures[key] = Durations(now_ms - WINDOW_MS)
         durations.add(0, count, now_ms)
 
     @observes("metrics.bug")
@@ -197,11 +188,11 @@ class ReplicationLatency:
 
     @staticmethod
     def _add(
-        of: dict[tuple[bytes, int], Histogram], key: tuple[bytes, int], duration_ms: int, count: int, now_ms: int
+        of: dict[tuple[bytes, int], Durations], key: tuple[bytes, int], duration_ms: int, count: int, now_ms: int
     ) -> None:
         durations = of.get(key)
         if durations is None:
-            durations = of[key] = Histogram(now_ms - duration_ms)
+            durations = of[key] = Durations(now_ms - duration_ms)
         durations.add(duration_ms, count, now_ms)
 
     # -- results ------------------------------------------------------------------------------------------
@@ -233,17 +224,14 @@ class ReplicationLatency:
         ):
             for (bucket_type, kind), durations in by.items():
                 labels = {"bucket_type": bucket_type.decode(), "kind": KIND_NAMES[kind]}
-                for bound, count in durations.cumulative():
-                    yield f"{name}_bucket", {**labels, "le": bound}, count
-                yield f"{name}_count", labels, durations.count
-                yield f"{name}_sum", labels, durations.total_ms / 1000
+                yield from durations.histogram.samples(name, labels, per_second=1000)
         for (of, kind_name, reason), count in self.failures().items():
             labels = {"bucket_type": of.decode(), "kind": kind_name, "reason": reason}
             yield "isthmus_replicate_failures_total", labels, count
 
 
-def _by_kind_name(of: dict[tuple[bytes, int], Histogram], now_ms: int) -> dict[tuple[bytes, str], KindTimes]:
+def _by_kind_name(of: dict[tuple[bytes, int], Durations], now_ms: int) -> dict[tuple[bytes, str], KindTimes]:
     return {
-        (bucket_type, KIND_NAMES[kind]): KindTimes(durations.count, durations.recent(now_ms), durations.total_ms)
+        (bucket_type, KIND_NAMES[kind]): KindTimes(durations.count, durations.recent(now_ms), durations.histogram.total)
         for (bucket_type, kind), durations in of.items()
     }

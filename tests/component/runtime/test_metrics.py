@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.isr.replica_state import ReplicaOptions
@@ -18,7 +16,7 @@ from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import OutcomeUnknown
 from isthmus.repl.model.record import Member
 from isthmus.repl.runtime.entry_timestamps import EntryTimestamps
-from isthmus.repl.runtime.latency import BOUNDS_MS, LOST, TIMED_OUT, WINDOW_MS, Histogram, ReplicationLatency
+from isthmus.repl.runtime.latency import LOST, TIMED_OUT, WINDOW_MS, Durations, ReplicationLatency
 from isthmus.repl.runtime.metrics import ISR, LEADER, OSR, ReplogSizes, part_of, replog_sizes, samples
 from tests.component.runtime.test_several_nodes import put
 from tests.support.runtime_cluster import Cluster
@@ -36,23 +34,9 @@ def a_partition(leo: int = 0, hw: int = 0) -> Any:
     return SimpleNamespace(bucket_type=b"default", timestamps=EntryTimestamps(), replica=replica)
 
 
-@given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 9))))
-def test_buckets_hold_everything_once(added: list[tuple[int, int]]) -> None:
-    """Buckets are cumulative, each bound counts the durations up to it, and the last counts everything."""
-    durations = Histogram(0)
-    for duration_ms, count in added:
-        durations.add(duration_ms, count, 0)
-    found = durations.cumulative()
-    assert found[-1] == ("+Inf", durations.count)
-    assert durations.count == sum(count for _, count in added)
-    assert durations.total_ms == sum(duration_ms * count for duration_ms, count in added)
-    for bound_ms, (bound, count) in zip(BOUNDS_MS, found, strict=False):
-        assert (float(bound), count) == (bound_ms / 1000, sum(n for took_ms, n in added if took_ms <= bound_ms))
-
-
 def test_the_rate_window_drops_values_older_than_two_windows() -> None:
     """Rate and maximum are of the last one or two windows; after a silence of two there is nothing recent."""
-    durations = Histogram(0)
+    durations = Durations(0)
     durations.add(900, 10, 1_000)
     assert durations.recent(2_000)[:3] == (10, 9_000, 900)
     assert durations.recent(2_000).per_s == 5
@@ -66,7 +50,7 @@ def test_the_rate_window_drops_values_older_than_two_windows() -> None:
 
 def test_the_recent_past_is_no_longer_than_two_windows_however_seldom_something_happens() -> None:
     """A maximum or a rate never covers older events, even when no event arrived and it was not read meanwhile."""
-    durations = Histogram(0)
+    durations = Durations(0)
     durations.add(900, 1, 1_000)
     durations.add(10, 1, 2 * WINDOW_MS - 1_000)
     recent = durations.recent(3 * WINDOW_MS - 2_000)
