@@ -79,6 +79,26 @@ class JsonBody(Generic[T]):
         return value
 
 
+class MsgpackBody(Generic[T]):
+    """msgpack that must have the type `kind`, which bounds the length of its lists and maps."""
+
+    def __init__(self, method: str, kind: Any) -> None:
+        self._method = method
+        self._decoder = msgspec.msgpack.Decoder(kind)
+
+    def encode(self, value: T) -> bytes:
+        """See Codec."""
+        return msgspec.msgpack.encode(value)
+
+    def decode(self, body: bytes) -> T:
+        """See Codec."""
+        try:
+            value: T = self._decoder.decode(body)
+        except (ValueError, RecursionError) as error:  # msgspec's DecodeError is a ValueError
+            raise CodecError(f"{self._method}: the body is not the msgpack of this method: {error}") from error
+        return value
+
+
 @dataclass(frozen=True)
 class Query(Generic[Q, A]):
     """A question that every node answers. Several queries may share a method whose requests differ."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Final
 
-import msgpack
 import msgspec
 import numpy as np
 
-from isthmus.node.services.cluster_query import JsonBody, Query
+from isthmus.node.services.cluster_query import JsonBody, MsgpackBody, Query
 from isthmus.node.services.history import HOUR, SPANS, History, Key
 from isthmus.node.services.history_series import ALL_TYPES, COLUMNS, Scope, Values
 from isthmus.repl.model.errors import BadInput, CodecError
@@ -20,7 +19,7 @@ NEWEST_METHOD: Final = "history-newest"
 KEYS_MAX: Final = 256
 """Columns of one request: two for each series that a request to the admin API may name, and some to spare."""
 
-ROWS_MAX: Final = 65_536
+_ROWS: Final = msgspec.Meta(max_length=65_536)
 """Rows of the newest sample; a longer answer is refused."""
 
 STALE_MS: Final = 3 * HOUR.step_ms
@@ -41,24 +40,19 @@ class HistoryRequest(msgspec.Struct, frozen=True):
 class PlacesBody:
     """msgpack: rows of (column, label, the places as little-endian floats of 4 bytes)."""
 
+    _rows: Final = MsgpackBody[list[tuple[str, str, bytes]]](METHOD, Annotated[list[tuple[str, str, bytes]], _ROWS])
+
     def encode(self, places: dict[Key, Values]) -> bytes:
         """See Codec."""
-        body: bytes = msgpack.packb([(*key, values.astype(NUMBER).tobytes()) for key, values in places.items()])
-        return body
+        return self._rows.encode([(*key, values.astype(NUMBER).tobytes()) for key, values in places.items()])
 
     def decode(self, body: bytes) -> dict[Key, Values]:
         """See Codec."""
-        found: dict[Key, Values] = {}
-        lengths = {4 * span.places for span in SPANS.values()}
-        for row in _rows(body, METHOD):
-            match row:
-                case [str(column), str(label), bytes(raw)] if len(raw) in lengths:
-                    found[column, label] = np.frombuffer(raw, NUMBER).astype(np.float32)
-                case _:
-                    raise CodecError(f"{METHOD}: {row!r:.80} is not a column")
-        if len({len(values) for values in found.values()}) > 1:
-            raise CodecError(f"{METHOD}: columns of several lengths")
-        return found
+        rows = self._rows.decode(body)
+        lengths = {len(raw) for _, _, raw in rows}
+        if len(lengths) > 1 or not lengths <= {4 * span.places for span in SPANS.values()}:
+            raise CodecError(f"{METHOD}: columns of several lengths, or of that of no span")
+        return {(name, label): np.frombuffer(raw, NUMBER).astype(np.float32) for name, label, raw in rows}
 
 
 class NewestRequest(msgspec.Struct, frozen=True):
@@ -70,31 +64,17 @@ class NewestRequest(msgspec.Struct, frozen=True):
 class NewestBody:
     """msgpack: rows of (column, label, number)."""
 
+    _rows: Final = MsgpackBody[list[tuple[str, str, float]]](
+        NEWEST_METHOD, Annotated[list[tuple[str, str, int | float]], _ROWS]
+    )
+
     def encode(self, values: dict[Key, float]) -> bytes:
         """See Codec."""
-        body: bytes = msgpack.packb([(*key, value) for key, value in values.items()])
-        return body
+        return self._rows.encode([(*key, value) for key, value in values.items()])
 
     def decode(self, body: bytes) -> dict[Key, float]:
         """See Codec."""
-        found: dict[Key, float] = {}
-        for row in _rows(body, NEWEST_METHOD):
-            match row:
-                case [str(column), str(label), (int() | float()) as value]:
-                    found[column, label] = value
-                case _:
-                    raise CodecError(f"{NEWEST_METHOD}: {row!r:.80} is not the number of a column")
-        return found
-
-
-def _rows(body: bytes, method: str) -> list[Any]:
-    try:
-        rows = msgpack.unpackb(body)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise CodecError(f"{method}: not msgpack ({error})") from error
-    if not isinstance(rows, list) or len(rows) > ROWS_MAX:
-        raise CodecError(f"{method}: no list of rows")
-    return rows
+        return {(name, label): value for name, label, value in self._rows.decode(body)}
 
 
 PLACES: Final[Query[HistoryRequest, dict[Key, Values]]] = Query(METHOD, JsonBody(METHOD, HistoryRequest), PlacesBody())

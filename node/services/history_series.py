@@ -34,11 +34,6 @@ ISR_BASE: Final = 1_000
 ALL_TYPES: Final = ""
 """The label of the columns over all bucket types of a node, and of the columns without a label."""
 
-
-APPLIED: Final = ("apply", *(f"apply.{kind}" for kind in KIND_NAMES.values()))
-"""Prefixes of what is measured of applied entries: of all kinds together, and of each."""
-
-
 TIMED_METHODS: Final = ("get", "put")
 """Methods of requests of one object whose durations are kept."""
 
@@ -72,8 +67,8 @@ class HistoryColumn(NamedTuple):
 
     name: str
     scope: Scope
-    over_time: Merge = Merge.MEAN
-    over_nodes: Merge = Merge.SUM
+    over_time: Merge
+    over_nodes: Merge
     counter: bool = False
     from_zero: bool = False
 
@@ -98,191 +93,147 @@ class Series(NamedTuple):
     formula: Formula = Formula.VALUE
 
 
-def _gauge(name: str, scope: Scope, over_time: Merge = Merge.MEAN, over_nodes: Merge = Merge.SUM) -> HistoryColumn:
-    return HistoryColumn(name, scope, over_time, over_nodes)
+Merges = tuple[Merge, Merge]
+"""How a column is merged over time, and how over nodes."""
+
+_SUM: Final[Merges] = (Merge.MEAN, Merge.SUM)
+_PEAK: Final[Merges] = (Merge.MAX, Merge.MAX)
+_SUM_OF_PEAKS: Final[Merges] = (Merge.MAX, Merge.SUM)
 
 
-def _peak(name: str, scope: Scope) -> HistoryColumn:
-    return HistoryColumn(name, scope, Merge.MAX, Merge.MAX)
+class _Definitions:
+    """All columns and series. A series that is one column is defined together with it."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, HistoryColumn] = {}
+        self.series: dict[str, Series] = {}
+        self._replogs()
+        self._node()
+        self._queues_and_links()
+
+    def _column(
+        self, name: str, scope: Scope, merges: Merges = _SUM, *, counter: bool = False, from_zero: bool = False
+    ) -> None:
+        self.columns[name] = HistoryColumn(name, scope, *merges, counter, from_zero)
+
+    def _series(self, scope: Scope, name: str, unit: str, meaning: str, formula: Formula, *columns: str) -> None:
+        self.series[name] = Series(name, scope, unit, meaning, columns, formula)
+
+    def _gauge(self, scope: Scope, name: str, unit: str, meaning: str, merges: Merges = _SUM) -> None:
+        self._column(name, scope, merges)
+        self._series(scope, name, unit, meaning, Formula.VALUE, name)
+
+    def _peak(self, scope: Scope, name: str, unit: str, meaning: str) -> None:
+        self._gauge(scope, name, unit, meaning, _PEAK)
+
+    def _rate(
+        self, scope: Scope, name: str, unit: str, meaning: str, merges: Merges = _SUM, *, from_zero: bool = False
+    ) -> None:
+        self._column(name, scope, merges, counter=True, from_zero=from_zero)
+        self._series(scope, name, unit, meaning, Formula.VALUE, name)
+
+    def _replogs(self) -> None:
+        scope, per_s = Scope.BUCKET_TYPE, "entries a second"
+        parts = {"leader": "leaders", "isr": "followers in sync", "osr": "replicas out of sync"}
+        for part in PARTS:
+            of, replicas = parts[part], f"replog.{part}.replicas"
+            self._gauge(scope, replicas, "replicas", f"Replicas of this node: {of}.")
+            for what, words in (("entries", "entries in the logs"), ("unapplied", "unapplied entries")):
+                name = f"replog.{part}.{what}"
+                self._column(name, scope)
+                mean = f"Mean number of {words} of {of}."
+                self._series(scope, f"{name}_average", "entries", mean, Formula.QUOTIENT, name, replicas)
+                self._peak(scope, f"{name}_max", "entries", f"Largest number of {words} of one of them.")
+        for kind in KIND_NAMES.values():
+            name = f"replicate.{kind}"
+            entries = f"Entries of kind {kind}"
+            self._times(name, f"{entries} replicated by leaders here.", "append")
+            self._rate(scope, f"{name}.failures_per_s", per_s, f"{entries} that failed.", from_zero=True)
+        oldest = "For how long the oldest entry appended by a leader here has waited to apply."
+        self._peak(scope, "replicate.oldest_ms", "ms", oldest)
+        for prefix in ("apply", *(f"apply.{kind}" for kind in KIND_NAMES.values())):
+            kind = prefix.partition(".")[2]
+            of = f" of kind {kind}" if kind else ""
+            self._times(prefix, f"Entries{of} applied here, by leaders and followers.", "commit")
+        self._column("isr.worst", scope, (Merge.MIN, Merge.MIN))
+        closest = "Members in sync of the partition led here that is closest to its min-ISR."
+        self._series(scope, "isr.members", "replicas", closest, Formula.ISR_MEMBERS, "isr.worst")
+        of_it = "Min-ISR of that partition at that moment."
+        self._series(scope, "isr.min_isr", "replicas", of_it, Formula.ISR_MIN, "isr.worst")
+
+    def _times(self, prefix: str, meaning: str, since: str) -> None:
+        """Number and times of entries; `since`: what their time begins with."""
+        scope, per_s, ms_per_s = Scope.BUCKET_TYPE, f"{prefix}.per_s", f"{prefix}.ms_per_s"
+        self._rate(scope, per_s, "entries a second", meaning, from_zero=True)
+        self._column(ms_per_s, scope, counter=True, from_zero=True)
+        mean = f"Their mean time from {since} to applied."
+        self._series(scope, f"{prefix}.average_ms", "ms", mean, Formula.QUOTIENT, ms_per_s, per_s)
+        self._peak(scope, f"{prefix}.max_ms", "ms", "Their longest time in the last 30 to 60 s.")
+
+    def _node(self) -> None:
+        scope = Scope.NODE
+        self._column(SAMPLED, scope, _SUM_OF_PEAKS)
+        self._rate(scope, "process.cpu_percent", "% of one core", "CPU time of the node's process, all its threads.")
+        self._gauge(scope, "process.rss_bytes", "bytes", "Resident memory of the node's process.")
+        free = "Free space of the disk with the data directory, read each 30 s."
+        self._gauge(scope, "disk.free_bytes", "bytes", free)
+        self._gauge(scope, "disk.total_bytes", "bytes", "Size of that disk.")
+        self._gauge(scope, "store.size_bytes", "bytes", "Approximate size of the store on disk, read each 30 s.")
+        self._gauge(scope, "log.size_bytes", "bytes", "Size of the node's log files.")
+        self._rate(scope, "log.syncs_per_s", "syncs a second", "Syncs of log files, without those of preallocation.")
+        self._column("log.sync_ms_per_s", scope, counter=True)
+        mean = "Mean time of a sync of a log file."
+        self._series(scope, "log.sync_average_ms", "ms", mean, Formula.QUOTIENT, "log.sync_ms_per_s", "log.syncs_per_s")
+        self._gauge(scope, "partitions.led", "partitions", "Partitions that this node leads.")
+        out_of_sync = "Partitions led here with a replica out of sync."
+        self._gauge(scope, "partitions.under_replicated", "partitions", out_of_sync, _SUM_OF_PEAKS)
+        self._rate(scope, "refusals.per_s", "items a second", "Items refused as retryable.")
+        self._gauge(scope, "sink.workers", "workers", "Workers that may fetch at once.")
+        self._gauge(scope, "sink.workers_busy", "workers", "Workers that fetch or push.")
+        kept = "Changes that were refused for good and are kept for operators."
+        self._gauge(scope, "sink.dead_letters", "changes", kept, _SUM_OF_PEAKS)
+        for method in TIMED_METHODS:
+            for name, words in (("p50", "Median duration"), ("p99", "99th percentile of the duration")):
+                meaning = f"{words} of a {method.upper()} of one object, in the last minute."
+                self._peak(scope, f"http.{method}.{name}_ms", "ms", meaning)
+
+    def _queues_and_links(self) -> None:
+        per_s = "changes a second"
+        by_kind = "Items requested, by kind as in `isthmus_requests_total`."
+        self._rate(Scope.REQUEST, "requests.per_s", "items a second", by_kind)
+        queue, link = Scope.QUEUE, Scope.LINK
+        self._gauge(queue, "queue.waiting", "changes", "Real-time changes that wait, as far as they are in memory.")
+        bulk = "References that wait at the full-sync and fold priorities."
+        self._gauge(queue, "queue.bulk_waiting", "references", bulk)
+        self._gauge(queue, "queue.in_flight", "changes", "Changes given to a sink and not acknowledged yet.")
+        oldest = "Age of the oldest change in memory that is not acknowledged; 0 when none."
+        self._peak(queue, "queue.oldest_age_ms", "ms", oldest)
+        self._rate(queue, "queue.served_per_s", per_s, "Changes given to sinks, repeats included.")
+        self._rate(queue, "queue.acknowledged_per_s", per_s, "Changes acknowledged by the sink.")
+        self._rate(queue, "queue.redelivered_per_s", per_s, "Changes that came back and wait again.")
+        self._rate(queue, "queue.given_up_per_s", per_s, "Real-time changes given up; each lies in a gap.")
+        gaps = "Gaps that no full-sync has closed; the sum over nodes counts each once."
+        self._gauge(queue, "queue.gaps", "gaps", gaps, _SUM_OF_PEAKS)
+        self._peak(queue, "queue.suspended", "0 or 1", "1 while serving is suspended.")
+        throttled = "Time in which a rate limit held serving back."
+        self._rate(queue, "queue.throttled_percent", "% of the time", throttled, (Merge.MEAN, Merge.MAX))
+        lag = "Median lag of the last minute; unknown when nothing was stored in it."
+        self._peak(link, "sink.lag_p50_ms", "ms", lag)
+        self._peak(link, "sink.lag_p99_ms", "ms", "99th percentile of that lag.")
+        self._rate(link, "sink.changes_per_s", per_s, "Changes fetched and pushed into this cluster.")
+        self._rate(link, "sink.refused_per_s", per_s, "Changes refused for good.")
+        failed = "Cycles that failed; nothing of them was acknowledged."
+        self._rate(link, "sink.errors_per_s", "cycles a second", failed)
+        self._peak(link, "sink.delay_ms", "ms", "Delay of the link before its next fetch.")
+        self._peak(link, "sink.suspended", "0 or 1", "1 while an operator has suspended the link.")
 
 
-def _counter(name: str, scope: Scope, *, from_zero: bool = False) -> HistoryColumn:
-    return HistoryColumn(name, scope, counter=True, from_zero=from_zero)
+_DEFINED: Final = _Definitions()
 
-
-def _columns() -> list[HistoryColumn]:
-    of_type, node, queue, link = Scope.BUCKET_TYPE, Scope.NODE, Scope.QUEUE, Scope.LINK
-    found = [HistoryColumn(SAMPLED, node, Merge.MAX)]
-    for part in PARTS:
-        prefix = f"replog.{part}"
-        found += [_gauge(f"{prefix}.{name}", of_type) for name in ("replicas", "entries", "unapplied")]
-        found += [_peak(f"{prefix}.{name}_max", of_type) for name in ("entries", "unapplied")]
-    for kind in KIND_NAMES.values():
-        prefix = f"replicate.{kind}"
-        found += [
-            _counter(f"{prefix}.{name}", of_type, from_zero=True) for name in ("per_s", "ms_per_s", "failures_per_s")
-        ]
-        found.append(_peak(f"{prefix}.max_ms", of_type))
-    for prefix in APPLIED:
-        found += [_counter(f"{prefix}.{name}", of_type, from_zero=True) for name in ("per_s", "ms_per_s")]
-        found.append(_peak(f"{prefix}.max_ms", of_type))
-    found += [
-        _peak("replicate.oldest_ms", of_type),
-        _gauge("isr.worst", of_type, Merge.MIN, Merge.MIN),
-        _counter("process.cpu_percent", node),
-        _gauge("process.rss_bytes", node),
-        _gauge("disk.free_bytes", node),
-        _gauge("disk.total_bytes", node),
-        _gauge("store.size_bytes", node),
-        _gauge("log.size_bytes", node),
-        _counter("log.syncs_per_s", node),
-        _counter("log.sync_ms_per_s", node),
-        _gauge("partitions.led", node),
-        _gauge("partitions.under_replicated", node, Merge.MAX),
-        _counter("refusals.per_s", node),
-        _gauge("sink.workers", node),
-        _gauge("sink.workers_busy", node),
-        _gauge("sink.dead_letters", node, Merge.MAX),
-        *(_peak(f"http.{method}.{name}_ms", node) for method in TIMED_METHODS for name in TIMED_SHARES),
-        _counter("requests.per_s", Scope.REQUEST),
-        _gauge("queue.waiting", queue),
-        _gauge("queue.bulk_waiting", queue),
-        _gauge("queue.in_flight", queue),
-        _peak("queue.oldest_age_ms", queue),
-        _counter("queue.served_per_s", queue),
-        _counter("queue.acknowledged_per_s", queue),
-        _counter("queue.redelivered_per_s", queue),
-        _counter("queue.given_up_per_s", queue),
-        _gauge("queue.gaps", queue, Merge.MAX),
-        _gauge("queue.suspended", queue, Merge.MAX, Merge.MAX),
-        HistoryColumn("queue.throttled_percent", queue, over_nodes=Merge.MAX, counter=True),
-        _peak("sink.lag_p50_ms", link),
-        _peak("sink.lag_p99_ms", link),
-        _counter("sink.changes_per_s", link),
-        _counter("sink.refused_per_s", link),
-        _counter("sink.errors_per_s", link),
-        _peak("sink.delay_ms", link),
-        _gauge("sink.suspended", link, Merge.MAX, Merge.MAX),
-    ]
-    return found
-
-
-COLUMNS: Final[Mapping[str, HistoryColumn]] = {column.name: column for column in _columns()}
+COLUMNS: Final[Mapping[str, HistoryColumn]] = _DEFINED.columns
 """Name -> column."""
 
-
-def _type_series() -> list[Series]:
-    scope, found = Scope.BUCKET_TYPE, list[Series]()
-
-    def add(name: str, unit: str, meaning: str, columns: Sequence[str] = (), formula: Formula = Formula.VALUE) -> None:
-        found.append(Series(name, scope, unit, meaning, tuple(columns) or (name,), formula))
-
-    parts = {"leader": "leaders", "isr": "followers in sync", "osr": "replicas out of sync"}
-    for part in PARTS:
-        of, name = parts[part], f"replog.{part}"
-        replicas = f"{name}.replicas"
-        add(replicas, "replicas", f"Replicas of this node: {of}.")
-        for what, words in (("entries", "entries in the logs"), ("unapplied", "unapplied entries")):
-            column = f"{name}.{what}"
-            add(
-                f"{column}_average", "entries", f"Mean number of {words} of {of}.", (column, replicas), Formula.QUOTIENT
-            )
-            add(f"{column}_max", "entries", f"Largest number of {words} of one of them.")
-    for kind in KIND_NAMES.values():
-        name = f"replicate.{kind}"
-        per_s = f"{name}.per_s"
-        add(per_s, "entries a second", f"Entries of kind {kind} replicated by leaders here.")
-        add(f"{name}.average_ms", "ms", "Their mean time from append to applied.", (f"{name}.ms_per_s", per_s),
-            Formula.QUOTIENT)  # fmt: skip
-        add(f"{name}.max_ms", "ms", "Their longest time in the last 30 to 60 s.")
-        add(f"{name}.failures_per_s", "entries a second", f"Entries of kind {kind} that failed.")
-    add("replicate.oldest_ms", "ms", "For how long the oldest entry appended by a leader here has waited to apply.")
-    for prefix in APPLIED:
-        per_s, kind = f"{prefix}.per_s", prefix.partition(".")[2]
-        of = f" of kind {kind}" if kind else ""
-        add(per_s, "entries a second", f"Entries{of} applied here, by leaders and followers.")
-        add(f"{prefix}.average_ms", "ms", "Their mean time from commit to applied.", (f"{prefix}.ms_per_s", per_s),
-            Formula.QUOTIENT)  # fmt: skip
-        add(f"{prefix}.max_ms", "ms", "Their longest time in the last 30 to 60 s.")
-    add("isr.members", "replicas", "Members in sync of the partition led here that is closest to its min-ISR.",
-        ("isr.worst",), Formula.ISR_MEMBERS)  # fmt: skip
-    add("isr.min_isr", "replicas", "Min-ISR of that partition at that moment.", ("isr.worst",), Formula.ISR_MIN)
-    return found
-
-
-def _other_series() -> list[Series]:
-    def rows(scope: Scope, *given: tuple[str, str, str]) -> list[Series]:
-        return [Series(name, scope, unit, meaning, (name,)) for name, unit, meaning in given]
-
-    sync_average = Series(
-        "log.sync_average_ms",
-        Scope.NODE,
-        "ms",
-        "Mean time of a sync of a log file.",
-        ("log.sync_ms_per_s", "log.syncs_per_s"),
-        Formula.QUOTIENT,
-    )
-    return [
-        *rows(
-            Scope.NODE,
-            ("process.cpu_percent", "% of one core", "CPU time of the node's process, all its threads."),
-            ("process.rss_bytes", "bytes", "Resident memory of the node's process."),
-            ("disk.free_bytes", "bytes", "Free space of the disk with the data directory, read each 30 s."),
-            ("disk.total_bytes", "bytes", "Size of that disk."),
-            ("store.size_bytes", "bytes", "Approximate size of the store on disk, read each 30 s."),
-            ("log.size_bytes", "bytes", "Size of the node's log files."),
-            ("log.syncs_per_s", "syncs a second", "Syncs of log files, without those of preallocation."),
-        ),
-        sync_average,
-        *rows(
-            Scope.NODE,
-            ("partitions.led", "partitions", "Partitions that this node leads."),
-            ("partitions.under_replicated", "partitions", "Partitions led here with a replica out of sync."),
-            ("refusals.per_s", "items a second", "Items refused as retryable."),
-            ("sink.workers", "workers", "Workers that may fetch at once."),
-            ("sink.workers_busy", "workers", "Workers that fetch or push."),
-            ("sink.dead_letters", "changes", "Changes that were refused for good and are kept for operators."),
-        ),
-        *rows(
-            Scope.NODE,
-            *(
-                (f"http.{method}.{name}_ms", "ms", f"{words} of a {method.upper()} of one object, in the last minute.")
-                for method in TIMED_METHODS
-                for name, words in (("p50", "Median duration"), ("p99", "99th percentile of the duration"))
-            ),
-        ),
-        *rows(
-            Scope.REQUEST,
-            ("requests.per_s", "items a second", "Items requested, by kind as in `isthmus_requests_total`."),
-        ),
-        *rows(
-            Scope.QUEUE,
-            ("queue.waiting", "changes", "Real-time changes that wait, as far as they are in memory."),
-            ("queue.bulk_waiting", "references", "References that wait at the full-sync and fold priorities."),
-            ("queue.in_flight", "changes", "Changes given to a sink and not acknowledged yet."),
-            ("queue.oldest_age_ms", "ms", "Age of the oldest change in memory that is not acknowledged; 0 when none."),
-            ("queue.served_per_s", "changes a second", "Changes given to sinks, repeats included."),
-            ("queue.acknowledged_per_s", "changes a second", "Changes acknowledged by the sink."),
-            ("queue.redelivered_per_s", "changes a second", "Changes that came back and wait again."),
-            ("queue.given_up_per_s", "changes a second", "Real-time changes given up; each lies in a gap."),
-            ("queue.gaps", "gaps", "Gaps that no full-sync has closed; the sum over nodes counts each once."),
-            ("queue.suspended", "0 or 1", "1 while serving is suspended."),
-            ("queue.throttled_percent", "% of the time", "Time in which a rate limit held serving back."),
-        ),
-        *rows(
-            Scope.LINK,
-            ("sink.lag_p50_ms", "ms", "Median lag of the last minute; unknown when nothing was stored in it."),
-            ("sink.lag_p99_ms", "ms", "99th percentile of that lag."),
-            ("sink.changes_per_s", "changes a second", "Changes fetched and pushed into this cluster."),
-            ("sink.refused_per_s", "changes a second", "Changes refused for good."),
-            ("sink.errors_per_s", "cycles a second", "Cycles that failed; nothing of them was acknowledged."),
-            ("sink.delay_ms", "ms", "Delay of the link before its next fetch."),
-            ("sink.suspended", "0 or 1", "1 while an operator has suspended the link."),
-        ),
-    ]  # fmt: skip
-
-
-SERIES: Final[Mapping[str, Series]] = {one.name: one for one in (*_type_series(), *_other_series())}
+SERIES: Final[Mapping[str, Series]] = _DEFINED.series
 """Name without label -> series, in the order of docs/metrics.md."""
 
 LABELLED: Final = (Scope.REQUEST, Scope.QUEUE, Scope.LINK)
@@ -335,30 +286,25 @@ def worst_value(record: PartitionRecord) -> int:
 def derive(formula: Formula, columns: Sequence[Values]) -> npt.NDArray[np.float64]:
     """The values of a series from those of its columns."""
     first = columns[0].astype(np.float64)
-    match formula:
-        case Formula.QUOTIENT:
-            second = columns[1].astype(np.float64)
-            return np.divide(first, second, out=np.full_like(first, np.nan), where=second > 0)
-        case Formula.ISR_MEMBERS:
-            return np.asarray(first % ISR_BASE)
-        case Formula.ISR_MIN:
-            return np.asarray(first % ISR_BASE - first // ISR_BASE)
-        case Formula.VALUE:
-            return first
+    if formula is not Formula.QUOTIENT:
+        return np.asarray(_of_one_column(formula, first))
+    second = columns[1].astype(np.float64)
+    return np.divide(first, second, out=np.full_like(first, np.nan), where=second > 0)
 
 
 def derive_one(formula: Formula, columns: Sequence[float]) -> float:
     """As `derive`, of one place."""
-    first = columns[0]
-    match formula:
-        case Formula.QUOTIENT:
-            return first / columns[1] if columns[1] > 0 else math.nan
-        case Formula.ISR_MEMBERS:
-            return first % ISR_BASE
-        case Formula.ISR_MIN:
-            return first % ISR_BASE - first // ISR_BASE
-        case Formula.VALUE:
-            return first
+    if formula is not Formula.QUOTIENT:
+        return float(_of_one_column(formula, columns[0]))
+    return columns[0] / columns[1] if columns[1] > 0 else math.nan
+
+
+def _of_one_column(formula: Formula, column: Any) -> Any:
+    """The values, or the value, of a series of one column."""
+    if formula is Formula.VALUE:
+        return column
+    members = column % ISR_BASE
+    return members if formula is Formula.ISR_MEMBERS else members - column // ISR_BASE
 
 
 def merge(how: Merge, values: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:

@@ -9,10 +9,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import structs
 
-from isthmus.node.services.cluster_query import Query
+from isthmus.node.services.cluster_query import MsgpackBody, Query
 from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.isr.replica import Replica
-from isthmus.repl.model.errors import CodecError
 from isthmus.repl.runtime.runtime import Runtime
 
 METHOD: Final = "replicas"
@@ -84,26 +83,6 @@ def facts_of(replica: Replica, reason: str, now_ms: int) -> ReplicaFacts:
     )
 
 
-class ReplicasBody:
-    """msgpack: a map of partition to `ReplicaFacts`."""
-
-    _decoder: Final = msgspec.msgpack.Decoder(
-        Annotated[dict[Number, ReplicaFacts], msgspec.Meta(max_length=REPLICAS_MAX)]
-    )
-
-    def encode(self, replicas: NodeReplicaFacts) -> bytes:
-        """See Codec."""
-        return msgspec.msgpack.encode(replicas)
-
-    def decode(self, body: bytes) -> NodeReplicaFacts:
-        """See Codec."""
-        try:
-            found: NodeReplicaFacts = self._decoder.decode(body)
-        except (ValueError, RecursionError) as error:
-            raise CodecError(f"{METHOD}: the answer is not a map of replicas: {error}") from error
-        return found
-
-
 class ReplicaFormBody:
     """The form's own bytes; other bytes mean the earlier form."""
 
@@ -126,7 +105,12 @@ class ReplicasQuery(Query[ReplicaForm, NodeReplicaFacts]):
         return msgspec.msgpack.encode({p: structs.astuple(facts)[:FIELDS_EARLIER] for p, facts in answer.items()})
 
 
-REPLICAS: Final = ReplicasQuery(METHOD, ReplicaFormBody(), ReplicasBody())
+_ANSWERS: Final = MsgpackBody[NodeReplicaFacts](
+    METHOD, Annotated[dict[Number, ReplicaFacts], msgspec.Meta(max_length=REPLICAS_MAX)]
+)
+"""A map of partition to `ReplicaFacts`."""
+
+REPLICAS: Final = ReplicasQuery(METHOD, ReplicaFormBody(), _ANSWERS)
 
 
 class ReplicaResponder:

@@ -5,11 +5,11 @@ The numbers are measured by `repl.runtime.metrics`; `node.services.telemetry` ad
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-import msgpack
+import msgspec
 
-from isthmus.node.services.cluster_query import EmptyBody, Query
+from isthmus.node.services.cluster_query import EmptyBody, MsgpackBody, Query
 from isthmus.node.services.telemetry import KindFacts, NodeFacts, TypeFacts
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.runtime.latency import KindTimes
@@ -21,11 +21,17 @@ METHOD: Final = "telemetry"
 ROWS_MAX: Final = 65_536
 """Rows of one answer: bucket types times kinds of entries and reasons, which are tens. A longer answer is refused."""
 
-NUMBER_MAX: Final = 1 << 63
+NUMBERS_MAX: Final = 64
+"""Numbers of a row; a later version may have more of them than this one, which refuses them."""
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Row = Annotated[list[str | _Number], msgspec.Meta(min_length=4, max_length=4 + NUMBERS_MAX)]
 
 
 class TelemetryBody:
     """msgpack: rows of (bucket type, topic, kind or part, reason or "", numbers...)."""
+
+    _rows: Final = MsgpackBody[list[Any]](METHOD, Annotated[list[_Row], msgspec.Meta(max_length=ROWS_MAX)])
 
     def encode(self, facts: NodeFacts) -> bytes:
         """See Codec."""
@@ -36,24 +42,15 @@ class TelemetryBody:
             rows += [(bucket_type, "apply", kind, "", *times) for kind, times in of.apply.items()]
             rows += [(bucket_type, "failures", kind, reason, count) for (kind, reason), count in of.failures.items()]
             rows += [(bucket_type, "recent-failures", *key, *recent) for key, recent in of.recent_failures.items()]
-        body: bytes = msgpack.packb(rows)
-        return body
+        return self._rows.encode(rows)
 
     def decode(self, body: bytes) -> NodeFacts:
         """See Codec. Rows with a topic that only later versions know are left out."""
-        try:
-            rows = msgpack.unpackb(body)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise CodecError(f"{METHOD}: not msgpack ({error})") from error
-        if not isinstance(rows, list) or len(rows) > ROWS_MAX:
-            raise CodecError(f"{METHOD}: not a list of rows")
         found: dict[str, TypeFacts] = {}
-        for row in rows:
-            if not isinstance(row, list) or len(row) < 4 or not all(isinstance(text, str) for text in row[:4]):
-                raise CodecError(f"{METHOD}: {row!r:.80} is not a row")
+        for row in self._rows.decode(body):
             bucket_type, what, kind, reason, *numbers = row
-            if not all(type(number) is int and 0 <= number < NUMBER_MAX for number in numbers):
-                raise CodecError(f"{METHOD}: {row!r:.80} has a value that is not a whole number from 0")
+            if not (all(type(one) is str for one in row[:4]) and all(type(one) is int for one in numbers)):
+                raise CodecError(f"{METHOD}: {row!r:.80} is not four texts and whole numbers from 0")
             of = found.setdefault(bucket_type, TypeFacts())
             try:
                 if what == "replogs" and kind in PARTS:
