@@ -22,14 +22,12 @@ from isthmus.repl.http.client import (
     REFUSAL_BYTES_MAX,
     HttpRefused,
     PeerCredentials,
-    WrongPeer,
     cause_of,
     refusal_words,
     system_contexts,
 )
 from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.ordered_set import OrderedSet
-from isthmus.repl.security.tls import SCHEME, names_of, shown_names
 from isthmus.repl.timers import DeadlineTimer
 
 HEAD_BYTES_MAX: Final = 64_000
@@ -52,8 +50,7 @@ class AsyncHttpPeer:
     def __init__(self, url: str, access: PeerCredentials = OPEN) -> None:
         self.url = url.rstrip("/")
         self._access = access
-        in_clear = self.url.startswith("http://") and access.contexts is not None
-        self._token = None if in_clear else access.token
+        self._token = access.token_for(self.url)
         self._heads: dict[tuple[str, str], bytes] = {}
         self._idle: list[_Connection] = []
         self._open: OrderedSet[_Connection] = OrderedSet()
@@ -142,12 +139,8 @@ class AsyncHttpPeer:
             raise TimeoutError(f"connecting timed out after {timeout_s:g} s") from error
         try:
             self._require_open()
-            if context is not None and access.cluster:
-                certificate = connection.certificate
-                if access.cluster not in {name.cluster for name in names_of(certificate)}:
-                    raise WrongPeer(
-                        f"its certificate must name {SCHEME}{access.cluster}/NODE; it names {shown_names(certificate)}"
-                    )
+            if context is not None:
+                access.check_certificate(connection.certificate)
         except OSError:
             connection.abort()
             raise

@@ -14,7 +14,7 @@ import json
 import socket
 import ssl
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import requests
@@ -57,6 +57,17 @@ class PeerCredentials(NamedTuple):
     contexts: Callable[[], ssl.SSLContext] | None = None
     cluster: str = ""
     token: Callable[[], str] | None = None
+
+    def token_for(self, url: str) -> Callable[[], str] | None:
+        """The token of requests of another node to `url`; None: none is sent."""
+        return None if url.startswith("http://") and self.contexts is not None else self.token
+
+    def check_certificate(self, certificate: Mapping[str, Any] | None) -> None:
+        """Check the certificate of a node that was dialled. Raises WrongPeer."""
+        if self.cluster and self.cluster not in {name.cluster for name in names_of(certificate)}:
+            raise WrongPeer(
+                f"its certificate must name {SCHEME}{self.cluster}/NODE; it names {shown_names(certificate)}"
+            )
 
 
 OPEN: Final = PeerCredentials()
@@ -105,7 +116,7 @@ class _Adapter(HTTPAdapter):
         if contexts is None:
             contexts = system_contexts
         self._contexts = contexts
-        self._cluster = access.cluster
+        self._access = access
         super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
@@ -130,18 +141,17 @@ class _Adapter(HTTPAdapter):
         """Configure a connection that is about to be opened."""
         if isinstance(connection, HTTPSConnection):
             connection.ssl_context = self._contexts()
-            connection.assert_hostname = False if self._cluster else None
+            connection.assert_hostname = False if self._access.cluster else None
 
     def opened(self, connection: HTTPConnection) -> None:
         """Check the certificate of a connection that was opened. Raises WrongPeer."""
-        if self._cluster and isinstance(connection, HTTPSConnection):
+        if isinstance(connection, HTTPSConnection):
             sock: Any = connection.sock
-            certificate = sock.getpeercert()
-            if self._cluster not in {name.cluster for name in names_of(certificate)}:
+            try:
+                self._access.check_certificate(sock.getpeercert())
+            except WrongPeer:
                 connection.close()
-                raise WrongPeer(
-                    f"its certificate must name {SCHEME}{self._cluster}/NODE; it names {shown_names(certificate)}"
-                )
+                raise
 
 
 class WrongPeer(ConnectionError):
@@ -179,8 +189,7 @@ class HttpPeer:
     def __init__(self, url: str, connections: int, access: PeerCredentials = OPEN) -> None:
         self.url = url.rstrip("/")
         self._session = session(connections)
-        in_clear = self.url.startswith("http://") and access.contexts is not None
-        self._token = None if in_clear else access.token
+        self._token = access.token_for(self.url)
         self._adapter = _AbortableAdapter(connections, access)
         self._session.mount("http://", self._adapter)
         self._session.mount("https://", self._adapter)
@@ -192,10 +201,7 @@ class HttpPeer:
         `timeout_ms` bounds the wait for the first byte and for every further one. Raises HttpRefused for an error
         status, PeerFault for every other failure of the connection or the peer.
         """
-        request = self._request("POST", path, media_type)
-        request.body = body
-        request.headers["Content-Length"] = str(len(body))
-        return self._exchange(request, timeout_ms, limit_bytes)
+        return self._exchange(self._request("POST", path, media_type, body), timeout_ms, limit_bytes)
 
     @contextlib.contextmanager
     def streaming(self, path: str, body: bytes, *, media_type: str, timeout_ms: int) -> Iterator[Callable[[], bytes]]:
@@ -204,51 +210,32 @@ class HttpPeer:
 
         `timeout_ms` bounds the wait for each piece. Raises as `post` does, on entering and from every call.
         """
-        request = self._request("POST", path, media_type)
-        request.body = body
-        request.headers["Content-Length"] = str(len(body))
-        if self._token is not None:
-            request.headers["Authorization"] = f"Bearer {self._token()}"
-        connect_s = min(timeout_ms, CONNECT_TIMEOUT_MS_MAX) / 1000
-        try:
-            response = self._adapter.send(request, stream=True, timeout=(connect_s, timeout_ms / 1000))
-        except (OSError, HTTPError) as error:
-            raise PeerFault(f"{self.url}: {cause_of(error)}") from error
-
-        def take() -> bytes:
-            try:
-                piece: bytes = response.raw.read1(READ_BYTES, decode_content=False)
-            except (OSError, HTTPError) as error:
-                raise PeerFault(f"{self.url}: {cause_of(error)}") from error
-            return piece
-
-        with contextlib.closing(response):
-            if response.status_code != 200:
-                try:
-                    raise self._refused(response, response.status_code)
-                except (OSError, HTTPError) as error:
-                    raise PeerFault(f"{self.url}: {cause_of(error)}") from error
-            yield take
+        with contextlib.closing(self._opened(self._request("POST", path, media_type, body), timeout_ms)) as response:
+            yield lambda: self._take(response)
 
     def get(self, path: str, *, timeout_ms: int, limit_bytes: int) -> bytes:
         """Send a GET and return the body of its answer; limits and errors as for `post`."""
         return self._exchange(self._request("GET", path, ""), timeout_ms, limit_bytes)
 
     def _exchange(self, request: requests.PreparedRequest, timeout_ms: int, limit_bytes: int) -> bytes:
+        with contextlib.closing(self._opened(request, timeout_ms)) as response:
+            return self._read(response, limit_bytes, timeout_ms / 1000)
+
+    def _opened(self, request: requests.PreparedRequest, timeout_ms: int) -> requests.Response:
+        """The answer to a request, its body not read. Raises HttpRefused for an error status, PeerFault."""
         if self._token is not None:
             request.headers["Authorization"] = f"Bearer {self._token()}"
         connect_s = min(timeout_ms, CONNECT_TIMEOUT_MS_MAX) / 1000
         try:
             response = self._adapter.send(request, stream=True, timeout=(connect_s, timeout_ms / 1000))
+            if response.status_code == 200:
+                return response
             with contextlib.closing(response):
-                status = response.status_code
-                if status != 200:
-                    raise self._refused(response, status)
-                return self._read(response, limit_bytes, timeout_ms / 1000)
+                raise self._refused(response, response.status_code)
         except (OSError, HTTPError) as error:  # requests' own errors are OSErrors
             raise PeerFault(f"{self.url}: {cause_of(error)}") from error
 
-    def _request(self, method: str, path: str, media_type: str) -> requests.PreparedRequest:
+    def _request(self, method: str, path: str, media_type: str, body: bytes | None = None) -> requests.PreparedRequest:
         """A prepared request, copied from one that is prepared once for its method, path and media type."""
         prepared = self._prepared.get((method, path))
         if prepared is None:
@@ -260,7 +247,19 @@ class HttpPeer:
             except (OSError, ValueError) as error:
                 raise PeerFault(f"{self.url}: {cause_of(error)}") from error
             self._prepared[method, path] = prepared
-        return prepared.copy()
+        request = prepared.copy()
+        if body is not None:
+            request.body = body
+            request.headers["Content-Length"] = str(len(body))
+        return request
+
+    def _take(self, response: requests.Response) -> bytes:
+        """The next bytes of a body, b"" at its end. Raises PeerFault."""
+        try:
+            piece: bytes = response.raw.read1(READ_BYTES, decode_content=False)
+        except (OSError, HTTPError) as error:
+            raise PeerFault(f"{self.url}: {cause_of(error)}") from error
+        return piece
 
     def _read(self, response: requests.Response, limit_bytes: int, timeout_s: float) -> bytes:
         declared = response.headers.get("Content-Length", "")
@@ -268,7 +267,7 @@ class HttpPeer:
             raise PeerFault(f"{self.url}: an answer of {declared} bytes, at most {limit_bytes} are taken")
         began_s, size = machine().monotonic_s(), 0
         pieces: list[bytes] = []
-        while piece := response.raw.read1(READ_BYTES, decode_content=False):
+        while piece := self._take(response):
             pieces.append(piece)
             size += len(piece)
             if size > limit_bytes:
