@@ -12,7 +12,6 @@ session ends.
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import sys
@@ -21,11 +20,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import click
 
 from bench.figures import Figure, Target, machine, report
+from bench.kept_connection import KeptConnection
 from bench.nodes import THREE_NODES, BenchFailed, Nodes
 from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.local import directory as places
@@ -154,7 +153,7 @@ class _Writer(threading.Thread):
 
     def __init__(self, url: str, partition: int, prefix: str) -> None:
         super().__init__(daemon=True)
-        self._address = urlsplit(url)
+        self._connection = KeptConnection(url, TRY_TIMEOUT_S)
         self._keys = _keys(partition, prefix)
         self._stopped = threading.Event()
         self._answered = threading.Condition()
@@ -177,32 +176,20 @@ class _Writer(threading.Thread):
         self.join(TIMEOUT_S)
 
     def run(self) -> None:
-        connection = self._connect()
         while not self._stopped.is_set():
             sent_s = time.perf_counter()
-            try:
-                path = f"/buckets/{BUCKET}/keys/{next(self._keys)}"
-                connection.request("PUT", path, b"x", {"Content-Type": "text/plain"})
-                answer = connection.getresponse()
-                answer.read()
-            except (OSError, http.client.HTTPException):
-                connection.close()
-                connection = self._connect()
+            path = f"/buckets/{BUCKET}/keys/{next(self._keys)}"
+            if self._connection.send("PUT", path, b"x", {"Content-Type": "text/plain"}).status == 204:
+                self._acknowledged(sent_s)
             else:
-                if answer.status == http.client.NO_CONTENT:
-                    self._acknowledged(sent_s)
-                    continue
-            time.sleep(AGAIN_S)
-        connection.close()
+                time.sleep(AGAIN_S)
+        self._connection.close()
 
     def _acknowledged(self, sent_s: float) -> None:
         with self._answered:
             if self._since_s is not None and self._answered_s is None and sent_s > self._since_s:
                 self._answered_s = time.perf_counter()
                 self._answered.notify_all()
-
-    def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._address.hostname or "", self._address.port, timeout=TRY_TIMEOUT_S)
 
 
 def _keys(partition: int, prefix: str) -> Iterator[str]:

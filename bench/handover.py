@@ -10,18 +10,17 @@ acknowledged writes of a partition whose leader changed, the client's own time i
 
 from __future__ import annotations
 
-import http.client
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import click
 
 from bench.figures import Figure, Target, machine, report
+from bench.kept_connection import KeptConnection
 from bench.nodes import THREE_NODES, BenchFailed, Nodes
 from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.local import directory as places
@@ -174,7 +173,7 @@ class _Client(threading.Thread):
         self.partition = partition
         self.longest_s = 0.0
         self.written = 0
-        self._address = urlsplit(url)
+        self._connection = KeptConnection(url, REQUEST_TIMEOUT_S)
         names = (f"{prefix}-{number}" for number in range(1_000_000))
         key = next(n for n in names if partition_index(key_hash(BUCKET.encode(), n.encode()), PARTITIONS) == partition)
         self._path = f"/buckets/{BUCKET}/keys/{key}"
@@ -187,29 +186,19 @@ class _Client(threading.Thread):
 
     def run(self) -> None:
         """Write until stopped; each write carries the context of the previous one."""
-        connection = http.client.HTTPConnection(
-            self._address.hostname or "", self._address.port, timeout=REQUEST_TIMEOUT_S
-        )
         clock: dict[str, str] = {}
         last_s = time.perf_counter()
         while not self._ending.is_set():
-            try:
-                headers = {"Content-Type": "text/plain", **clock}
-                connection.request("PUT", f"{self._path}?returnbody=true", b"x", headers)
-                answer = connection.getresponse()
-                answer.read()
-            except (OSError, http.client.HTTPException):
-                connection.close()
-                time.sleep(RETRY_PAUSE_S)
-                continue
-            if answer.status == http.client.OK:
+            headers = {"Content-Type": "text/plain", **clock}
+            answer = self._connection.send("PUT", f"{self._path}?returnbody=true", b"x", headers)
+            if answer.status == 200:
                 clock = {"X-Riak-Vclock": answer.headers["X-Riak-Vclock"]}
                 now_s = time.perf_counter()
                 self.written += 1
                 self.longest_s, last_s = max(self.longest_s, now_s - last_s), now_s
             else:
                 time.sleep(RETRY_PAUSE_S)
-        connection.close()
+        self._connection.close()
 
 
 def _figure(work: str, gaps_s: list[float], target: Target) -> Figure:

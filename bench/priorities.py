@@ -10,7 +10,6 @@ fetch, the push, and the last poll.
 
 from __future__ import annotations
 
-import http.client
 import json
 import subprocess
 import sys
@@ -20,11 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import click
 
 from bench.figures import Figure, Target, machine, report
+from bench.kept_connection import KeptConnection
 from bench.loadgen import VALUE_BYTES, Phase
 from bench.nodes import REPOSITORY, TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from isthmus.repl.model.errors import IsthmusError
@@ -85,16 +84,17 @@ def _at(seconds: list[float], share: float) -> float:
 
 def _probe(nodes: Nodes, count: int, name: str) -> list[float]:
     """Seconds from each of `count` writes at A until B returns it."""
-    source, sink = _connection(nodes.http["a"]), _connection(nodes.http["b"])
+    source, sink = (KeptConnection(nodes.http[name], PROBE_TIMEOUT_S) for name in ("a", "b"))
+    headers = {"Content-Type": "application/octet-stream"}
     found: list[float] = []
     try:
         for number in range(count):
             time.sleep(PAUSE_S)
             path = f"/buckets/{BUCKET}/keys/{name}{number}"
             began_s = time.perf_counter()
-            if _status(source, "PUT", path, b"x" * VALUE_BYTES) != http.client.NO_CONTENT:
+            if source.send("PUT", path, b"x" * VALUE_BYTES, headers).status != 204:
                 raise BenchFailed(f"A refused the write of {path}")
-            while _status(sink, "GET", path) != http.client.OK:
+            while sink.send("GET", path).status != 200:
                 if time.perf_counter() - began_s > PROBE_TIMEOUT_S:
                     raise BenchFailed(f"B has no {path} after {PROBE_TIMEOUT_S:.0f} s")
                 time.sleep(POLL_S)
@@ -103,19 +103,6 @@ def _probe(nodes: Nodes, count: int, name: str) -> list[float]:
         source.close()
         sink.close()
     return found
-
-
-def _connection(url: str) -> http.client.HTTPConnection:
-    place = urlsplit(url)
-    assert place.hostname is not None
-    return http.client.HTTPConnection(place.hostname, place.port, timeout=PROBE_TIMEOUT_S)
-
-
-def _status(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> int:
-    connection.request(method, path, body, {"Content-Type": "application/octet-stream"} if body else {})
-    answer = connection.getresponse()
-    answer.read()
-    return answer.status
 
 
 @contextmanager

@@ -13,7 +13,6 @@ are read and compared in full at both sizes. Spark's processes run at a lower pr
 
 from __future__ import annotations
 
-import http.client
 import tempfile
 import time
 from collections import Counter
@@ -23,13 +22,13 @@ from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import click
 import msgpack
 import psutil
 
 from bench.figures import CpuTime, Figure, Target, cpu_time, machine, report
+from bench.kept_connection import KeptConnection
 from bench.loadgen import Phase, Result
 from bench.nodes import BenchFailed, LoadProcess, Nodes
 from isthmus.repl.model.objects import Content, Object, encode_object, write
@@ -73,6 +72,7 @@ BUCKET: Final = b"filled"
 VALUE: Final = b"v" * 200
 BATCH: Final = 500
 PUSHERS: Final = 4
+PUSH_TIMEOUT_S: Final = 120.0
 """Connections per node: the number of pushes that a node accepts at once."""
 
 DIFFERENCES: Final = 1_000
@@ -121,16 +121,14 @@ def fill(nodes: Nodes, names: Sequence[str], side: int, first: int, end: int) ->
     starts = list(range(first, end, BATCH))
 
     def push(at: int, name: str) -> None:
-        url = urlsplit(nodes.http[name])
-        connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=120)
+        connection = KeptConnection(nodes.http[name], PUSH_TIMEOUT_S)
         for start in starts[at :: PUSHERS * len(names)]:
             body = msgpack.packb([1, None, list(objects(side, start, min(start + BATCH, end)))])
-            connection.request("POST", "/batch/push", body)
-            answer = connection.getresponse()
-            data = answer.read()
-            outcomes = Counter(one[0] for one in msgpack.unpackb(data)) if answer.status == 200 else {data[:200]: 1}
+            status, _, data = connection.send("POST", "/batch/push", body)
+            outcomes = Counter(one[0] for one in msgpack.unpackb(data)) if status == 200 else {data[:200]: 1}
             if outcomes.keys() - {"applied", "superseded"}:
-                raise BenchFailed(f"{name} refuses a push: {answer.status} {dict(outcomes)}")
+                raise BenchFailed(f"{name} refuses a push: {status} {dict(outcomes)}")
+        connection.close()
 
     with ThreadPoolExecutor(PUSHERS * len(names)) as pool:
         jobs = [pool.submit(push, at, names[at % len(names)]) for at in range(PUSHERS * len(names))]

@@ -7,15 +7,14 @@ so few requests cost little CPU.
 
 from __future__ import annotations
 
-import http.client
 import math
 import threading
 import time
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
-from urllib.parse import urlsplit
 
+from bench.kept_connection import KeptConnection
 from bench.loadgen import VALUE_BYTES
 
 THREADS: Final = 4
@@ -30,6 +29,7 @@ READ_PAUSE_S: Final = 0.000_5
 SEEN_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 5.0
 BUCKET_PATH: Final = "/buckets/bench-seen/keys"
+_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 
 
 @dataclass
@@ -79,7 +79,9 @@ class VisibilityProbe:
         return self._found
 
     def _follow(self, thread: int) -> None:
-        sources, sinks = [_connection(url) for url in self._sources], [_connection(url) for url in self._sinks]
+        sources, sinks = (
+            [KeptConnection(url, REQUEST_TIMEOUT_S) for url in urls] for urls in (self._sources, self._sinks)
+        )
         due_s = time.perf_counter() + thread * INTERVAL_S / THREADS
         try:
             for number in count():
@@ -99,35 +101,15 @@ class VisibilityProbe:
             for connection in (*sources, *sinks):
                 connection.close()
 
-    def _seen(
-        self, source: http.client.HTTPConnection, sink: http.client.HTTPConnection, path: str
-    ) -> tuple[float, float] | None:
+    def _seen(self, source: KeptConnection, sink: KeptConnection, path: str) -> tuple[float, float] | None:
         """Both lags of one object, in ms; None for a failure."""
         began_s = time.perf_counter()
-        if _status(source, "PUT", path, bytes(VALUE_BYTES)) != 204:
+        if source.send("PUT", path, bytes(VALUE_BYTES), _HEADERS).status != 204:
             return None
         answered_s = time.perf_counter()
         while time.perf_counter() - answered_s < SEEN_TIMEOUT_S:
-            if _status(sink, "GET", path) == 200:
+            if sink.send("GET", path).status == 200:
                 seen_s = time.perf_counter()
                 return (seen_s - answered_s) * 1_000, (seen_s - began_s) * 1_000
             time.sleep(READ_PAUSE_S)
         return None
-
-
-def _connection(url: str) -> http.client.HTTPConnection:
-    address = urlsplit(url)
-    assert address.hostname is not None
-    return http.client.HTTPConnection(address.hostname, address.port, timeout=REQUEST_TIMEOUT_S)
-
-
-def _status(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> int:
-    """The HTTP status of a request; 0 for a connection error, after which the next request reconnects."""
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/octet-stream"})
-        answer = connection.getresponse()
-        answer.read()
-    except (OSError, http.client.HTTPException):
-        connection.close()
-        return 0
-    return answer.status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from bench import visibility
+from bench.kept_connection import KeptConnection
 from bench.visibility import VisibilityProbe, percentile
 from tests.support.waiting import wait_until
 
@@ -96,3 +98,14 @@ def test_a_percentile_is_a_value_that_was_measured() -> None:
     values = [float(number) for number in range(10, 0, -1)]
     assert (percentile(values, 0.5), percentile(values, 0.99)) == (5.0, 10.0)
     assert math.isnan(percentile([], 0.5))
+
+
+def test_a_connection_is_opened_again_after_a_failure(clusters: Clusters) -> None:
+    """A failure has status 0 and says why; the next request is answered."""
+    connection = KeptConnection(clusters.url, 5.0)
+    connection._connection.sock = socket.socket()  # not connected
+    failed = connection.send("PUT", "/x", b"v")
+    assert failed.status == 0
+    assert b"Error" in failed.body
+    assert connection.send("PUT", "/x", b"v").status == 204
+    connection.close()
