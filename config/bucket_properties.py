@@ -1,22 +1,19 @@
 """Properties of bucket types and buckets: the closed table of names, defaults and allowed values.
 
 They have Riak's names and meanings, with a few additions. Some have an effect (`repl.model.properties`). Some are only
-stored and shown, because Riak's clients set and read them. Some have one fixed value. A bucket's own setting precedes
-its bucket type's, which precedes the default. `repl.controller.bucket_properties` stores them; docs/settings.md is
-generated from these tables. Pure.
+stored and shown, because Riak's clients set and read them. Some have one fixed value.
+`repl.controller.bucket_properties` stores them; docs/settings.md is generated from these tables. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from isthmus.config.text import shown, similar
-from isthmus.config.units import parse_duration, parse_size
-
-Value = bool | int | str
-"""A value of a property."""
+from isthmus.config.forms import BYTES, MILLISECONDS, Flag, Form, WholeNumber, WordOrNumber
+from isthmus.config.schema import SettingDefinition, SettingScope, Value
+from isthmus.config.settings import Effect
+from isthmus.config.text import no_such, shown, similar
 
 NUMBER_MAX: Final = 1_000_000_000_000
 """Largest number: a terabyte, or 31 years in milliseconds. A larger one is a mistake about its unit."""
@@ -27,96 +24,52 @@ DELAY_MAX_MS: Final = 366 * 86_400_000
 KEEP: Final = "keep"
 IMMEDIATE: Final = "immediate"
 
-QUORUM_WORDS: Final = ("one", "quorum", "all", "default")
+_FLAG: Final = Flag()
+_COUNT: Final = WholeNumber(0, NUMBER_MAX)
+_SIZE_LIMIT: Final = WholeNumber(0, NUMBER_MAX, BYTES, zero="the node's own limit")
+_COUNT_LIMIT: Final = WholeNumber(0, NUMBER_MAX, zero="the node's own limit")
+_QUORUM: Final = WordOrNumber(("one", "quorum", "all", "default"), _COUNT)
+_DELAY: Final = WordOrNumber((KEEP, IMMEDIATE), WholeNumber(1, DELAY_MAX_MS, MILLISECONDS))
+_NO_QUORUM: Final = "every in-sync replica has a write, a read names its isolation"
+_NO_PRUNING: Final = "a clock has one entry per partition and is never pruned"
 
 
-@dataclass(frozen=True, slots=True)
-class Property:
-    """A property that may be set.
-
-    `parse` returns the value of a text or JSON value, or raises ValueError. `right` describes the allowed values.
-    `acts`: the property has an effect; otherwise it is only stored and shown."""
-
-    name: str
-    default: Value
-    right: str
-    parse: Callable[[Any], Value]
-    meaning: str
-    acts: bool = True
+def _property(
+    name: str, form: Form, default: Value, meaning: str, effect: Effect = Effect.AT_ONCE
+) -> SettingDefinition:
+    return SettingDefinition(name, form, default, (SettingScope.BUCKET, SettingScope.BUCKET_TYPE), effect, meaning)
 
 
-def _flag(raw: Any) -> Value:
-    if type(raw) is bool:
-        return raw
-    if type(raw) is str and raw.lower() in ("true", "false"):
-        return raw.lower() == "true"
-    raise ValueError
+def _stored(name: str, form: Form, default: Value, why: str) -> SettingDefinition:
+    """A property without an effect, and why it needs none."""
+    return _property(name, form, default, f"stored and shown without effect: {why}", Effect.NONE)
 
-
-def _whole(raw: Any) -> int:
-    if type(raw) is str and raw.isascii() and raw.isdigit() and len(raw) <= len(str(NUMBER_MAX)):
-        raw = int(raw)
-    if type(raw) is not int or not 0 <= raw <= NUMBER_MAX:
-        raise ValueError
-    return raw
-
-
-def _size(raw: Any) -> Value:
-    try:
-        return _whole(raw)
-    except ValueError:
-        return _whole(parse_size(raw) if type(raw) is str else raw)
-
-
-def _quorum(raw: Any) -> Value:
-    return str(raw) if raw in QUORUM_WORDS else _whole(raw)
-
-
-def _delete_mode(raw: Any) -> Value:
-    if raw in (KEEP, IMMEDIATE):
-        return str(raw)
-    try:
-        delay_ms = _whole(raw)
-    except ValueError:
-        delay_ms = parse_duration(raw) if type(raw) is str else -1
-    if not 0 < delay_ms <= DELAY_MAX_MS:
-        raise ValueError
-    return delay_ms
-
-
-_FLAG: Final = "true or false"
-_NUMBER: Final = "a whole number from 0"
-_SIZE: Final = 'a number of bytes or a size as "5MB"; 0: the node\'s own limit'
-_COUNT: Final = "a whole number; 0: the node's own limit"
-_QUORUM: Final = "a whole number from 0, one, quorum, all or default"
-_NO_QUORUM: Final = "stored and shown without effect: every in-sync replica has a write, a read names its isolation"
-_NO_PRUNING: Final = "stored and shown without effect: a clock has one entry per partition and is never pruned"
 
 _TABLE: Final = (
-    Property("allow_mult", True, _FLAG, _flag, "concurrent writes are kept as siblings; false: only the newest by "
-             "last-modified is kept"),
-    Property("last_write_wins", False, _FLAG, _flag, "a write replaces all siblings, whatever its vclock covers"),
-    Property("dvv_enabled", True, _FLAG, _flag, "a write replaces exactly the siblings that its vclock covers; false: "
-             "all of them if the vclock covers all, else none"),
-    Property("delete_mode", KEEP, 'keep, immediate, or a delay in milliseconds or as "3s", up to 366d', _delete_mode,
-             "when a tombstone may be reaped"),
-    Property("repl_reap", False, _FLAG, _flag, "other clusters are notified before a tombstone is reaped, and reap "
-             "their own copy if the property is on there"),
-    Property("max_object_size", 0, _SIZE, _size, "largest value, within `limits.object_size`; above it 413"),
-    Property("warn_object_size", 0, _SIZE, _size, "larger values are logged and counted"),
-    Property("max_siblings", 0, _COUNT, _whole, "most siblings, within `limits.siblings`; above it 422"),
-    Property("warn_siblings", 0, _COUNT, _whole, "objects with more are logged and counted"),
-    *(Property(name, "quorum", _QUORUM, _quorum, _NO_QUORUM, acts=False) for name in ("r", "w", "dw", "rw")),
-    *(Property(name, 0, _QUORUM, _quorum, _NO_QUORUM, acts=False) for name in ("pr", "pw", "node_confirms")),
-    Property("basic_quorum", False, _FLAG, _flag, _NO_QUORUM, acts=False),
-    Property("notfound_ok", True, _FLAG, _flag, _NO_QUORUM, acts=False),
-    Property("small_vclock", 50, _NUMBER, _whole, _NO_PRUNING, acts=False),
-    Property("big_vclock", 50, _NUMBER, _whole, _NO_PRUNING, acts=False),
-    Property("young_vclock", 20, _NUMBER, _whole, _NO_PRUNING, acts=False),
-    Property("old_vclock", 86_400, _NUMBER, _whole, _NO_PRUNING, acts=False),
+    _property("allow_mult", _FLAG, True, "concurrent writes are kept as siblings; false: only the newest by "
+              "last-modified is kept"),
+    _property("last_write_wins", _FLAG, False, "a write replaces all siblings, whatever its vclock covers"),
+    _property("dvv_enabled", _FLAG, True, "a write replaces exactly the siblings that its vclock covers; false: all of "
+              "them if the vclock covers all, else none"),
+    _property("delete_mode", _DELAY, KEEP, "when a tombstone may be reaped: never, as soon as it is safe, or after a "
+              "delay"),
+    _property("repl_reap", _FLAG, False, "other clusters are notified before a tombstone is reaped, and reap their own "
+              "copy if the property is on there"),
+    _property("max_object_size", _SIZE_LIMIT, 0, "largest value, within `limits.object_size`; above it 413"),
+    _property("warn_object_size", _SIZE_LIMIT, 0, "larger values are logged and counted"),
+    _property("max_siblings", _COUNT_LIMIT, 0, "most siblings, within `limits.siblings`; above it 422"),
+    _property("warn_siblings", _COUNT_LIMIT, 0, "objects with more are logged and counted"),
+    *(_stored(name, _QUORUM, "quorum", _NO_QUORUM) for name in ("r", "w", "dw", "rw")),
+    *(_stored(name, _QUORUM, 0, _NO_QUORUM) for name in ("pr", "pw", "node_confirms")),
+    _stored("basic_quorum", _FLAG, False, _NO_QUORUM),
+    _stored("notfound_ok", _FLAG, True, _NO_QUORUM),
+    _stored("small_vclock", _COUNT, 50, _NO_PRUNING),
+    _stored("big_vclock", _COUNT, 50, _NO_PRUNING),
+    _stored("young_vclock", _COUNT, 20, _NO_PRUNING),
+    _stored("old_vclock", _COUNT, 86_400, _NO_PRUNING),
 )  # fmt: skip
 
-PROPERTIES: Final[Mapping[str, Property]] = {each.name: each for each in _TABLE}
+PROPERTIES: Final[Mapping[str, SettingDefinition]] = {each.name: each for each in _TABLE}
 """Properties that may be set, by name."""
 
 _STORE: Final = "the only backend is LevelDB"
@@ -163,20 +116,16 @@ def parse_property(name: str, raw: Any, factor: int | None) -> Value | None:
 
     `factor` is the replication factor of the bucket type, None when its partitions differ. Raises ValueError.
     """
-    found = PROPERTIES.get(name)
-    if found is not None:
-        try:
-            value = found.parse(raw)
-        except ValueError:
-            raise ValueError(f"{name} is {found.right}, not {_shown(raw)}") from None
+    if name in PROPERTIES:
+        value: Value = PROPERTIES[name].typed(raw)
         return value
     if name in DESCRIPTIVE:
         return None
     if name == "n_val":
         if factor is not None and raw not in (factor, str(factor)):
             raise ValueError(
-                f"n_val is the replication factor of the bucket type, {factor}: `isthmus bucket-type "
-                "set-replication-factor` changes it"
+                f"n_val: {_shown(raw)} is not the replication factor of the bucket type, {factor}; "
+                "`isthmus bucket-type set-replication-factor` changes it"
             )
         return None
     if name in FIXED:
@@ -186,21 +135,18 @@ def parse_property(name: str, raw: Any, factor: int | None) -> Value | None:
     else:
         raise ValueError(_unknown(name))
     if raw != value_here and not (type(raw) is str and raw == _typed(value_here)):
-        raise ValueError(f"{name} cannot be {_shown(raw)}: {why}")
+        raise ValueError(f"{name}: {_shown(raw)} is not possible; {why}")
     return None
 
 
-def known_property(name: str) -> Property:
-    """The property of that name that may be set. Raises ValueError."""
+def check_settable(name: str) -> None:
+    """Raises ValueError unless a property of that name may be set."""
     if name not in PROPERTIES:
         raise ValueError(_unknown(name))
-    return PROPERTIES[name]
 
 
 def _unknown(name: str) -> str:
-    close = similar(name, [*PROPERTIES, *FIXED, *ABSENT, "n_val"])
-    hint = f'did you mean "{close[0]}"?' if close else f"known are {', '.join(PROPERTIES)}"
-    return f"no such property: {_shown(name)}; {hint}"
+    return no_such("property", name, similar(name, [*PROPERTIES, *FIXED, *ABSENT, "n_val"]) or list(PROPERTIES))
 
 
 def _typed(value: Any) -> str:

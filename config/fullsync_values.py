@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-from isthmus.config.loader import converted
-from isthmus.config.schema import keys_of
+from isthmus.config.schema import settings_of
 from isthmus.config.settings import FullSyncSettings
 
 FIXED: Final = frozenset({"name", "token_file"})
@@ -17,19 +15,19 @@ FIXED: Final = frozenset({"name", "token_file"})
 WHERE_TO: Final = frozenset({"urls", "cluster"})
 """Keys of the other cluster's address. For a peer in a file they stay as in the file, since its token is sent there."""
 
-CHANGEABLE: Final = frozenset(keys_of(FullSyncSettings)) - FIXED
+CHANGEABLE: Final = frozenset(settings_of(FullSyncSettings)) - FIXED
 """Keys that operators may set."""
 
 
 def changed_settings(base: FullSyncSettings, values: Mapping[str, Any]) -> FullSyncSettings:
     """`base` with these values, in the notation of a file. ValueError names the key and what would be right."""
-    keys = keys_of(FullSyncSettings)
+    keys = settings_of(FullSyncSettings)
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name not in CHANGEABLE:
             raise ValueError(f"{name!r:.60} cannot be set; these keys can: {', '.join(sorted(CHANGEABLE))}")
         try:
-            found[keys[name].field] = converted(keys[name], value, Path())
+            found[keys[name].field] = keys[name].form.parse(value)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     changed = replace(base, **found)

@@ -1,8 +1,8 @@
 """Reads a node's TOML file into `Settings`, and reports all faults at once, each with key path, line, and what would be
 right.
 
-The only place that reads a config file. The keys come from the dataclasses (`config.schema`), the rules for values from
-`config.validation` and `config.relations`, the lines from `config.toml_lines`.
+The only place that reads a config file. The keys and their forms come from the dataclasses (`config.schema`), the rules
+between them from `config.relations`, the lines from `config.toml_lines`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from isthmus.config import relations
-from isthmus.config.schema import SettingKey, SettingKind, as_text, keys_of, range_text
+from isthmus.config.forms import PathForm
+from isthmus.config.schema import DEFAULT, Section, SettingDefinition, keys_of, sections_of, settings_of
 from isthmus.config.settings import Settings
 from isthmus.config.text import shown, similar
 from isthmus.config.toml_lines import KeyPath, line_of_keys
-from isthmus.config.units import parse_duration, parse_size
-from isthmus.config.validation import Choice, TextForm, ValueRange, parse_address
 
 FILE_BYTES_MAX: Final = 1_000_000
 """A config file has some hundred lines; a larger file was named by mistake."""
 
 KEYS_NAMED_MAX: Final = 10
 """Keys of a section that a message names beside a guess."""
-
-DEFAULT: Final = "default"
-"""Origin of a value that the file does not set."""
 
 
 class Fault(NamedTuple):
@@ -126,15 +122,15 @@ def _collect(section: Any, dotted: str, origins: dict[str, str], rows: list[Effe
     for key in keys_of(kind).values():
         path = _joined(dotted, key.name)
         value = getattr(section, key.field)
-        if key.kind is SettingKind.TABLE:
+        if isinstance(key, SettingDefinition):
+            rows.append(EffectiveSetting(path, key.form.text(value), origins.get(path, DEFAULT)))
+        elif not key.many:
             _collect(value, path, origins, rows)
-        elif key.kind is SettingKind.TABLES:
+        else:
             if not value:
                 rows.append(EffectiveSetting(path, "[]", origins.get(path, DEFAULT)))
             for number, element in enumerate(value):
                 _collect(element, f"{path}[{number}]", origins, rows)
-        else:
-            rows.append(EffectiveSetting(path, as_text(key, value), origins.get(path, DEFAULT)))
 
 
 class _SettingsReader:
@@ -163,13 +159,12 @@ class _SettingsReader:
                 fields[key.field] = self._missing(key, here, path)
                 continue
             value = values[key.name]
-            if key.kind is SettingKind.TABLE:
-                assert key.inner is not None
-                fields[key.field] = self._inner_table(key, value, here, path)
-            elif key.kind is SettingKind.TABLES:
+            if isinstance(key, SettingDefinition):
+                fields[key.field] = self._value(key, value, here, path)
+            elif key.many:
                 fields[key.field] = self._inner_tables(key, value, here, path)
             else:
-                fields[key.field] = self._value(key, value, here, path)
+                fields[key.field] = self._inner_table(key, value, here, path)
         return section(**fields)
 
     def relation(self, broken: relations.RelationViolation) -> None:
@@ -182,48 +177,46 @@ class _SettingsReader:
         line = int(self.origins[path].rpartition(":")[2]) if path in self.origins else 0
         self.faults.append(Fault(path, line, broken.message))
 
-    def _inner_table(self, key: SettingKey, value: Any, where: KeyPath, path: str) -> Any:
-        assert key.inner is not None
+    def _inner_table(self, section: Section, value: Any, where: KeyPath, path: str) -> Any:
         if isinstance(value, dict):
-            return self.table(key.inner, value, where, path)
-        self._fault(where, path, f"{key.name} is a section; write [{path}] and its keys below")
-        return _placeholder_section(key.inner)
+            return self.table(section.kind, value, where, path)
+        self._fault(where, path, f"{section.name} is a section; write [{path}] and its keys below")
+        return _placeholder_section(section)
 
-    def _inner_tables(self, key: SettingKey, value: Any, where: KeyPath, path: str) -> tuple[Any, ...]:
-        assert key.inner is not None
+    def _inner_tables(self, section: Section, value: Any, where: KeyPath, path: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            self._fault(where, path, f"{key.name} is a list; write [[{path}]], in double brackets, before each of them")
+            message = f"{section.name} is a list; write [[{path}]], in double brackets, before each of them"
+            self._fault(where, path, message)
             return ()
         self.origins[path] = self._origin(where)
         elements = []
         for number, element in enumerate(value):
             if isinstance(element, dict):
-                elements.append(self.table(key.inner, element, (*where, number), f"{path}[{number}]"))
+                elements.append(self.table(section.kind, element, (*where, number), f"{path}[{number}]"))
             else:
                 message = f"not a table; write [[{path}]] and its keys below"
                 self._fault((*where, number), f"{path}[{number}]", message)
-                elements.append(_placeholder_section(key.inner))
+                elements.append(_placeholder_section(section))
         return tuple(elements)
 
-    def _missing(self, key: SettingKey, where: KeyPath, path: str) -> Any:
+    def _missing(self, key: SettingDefinition | Section, where: KeyPath, path: str) -> Any:
         if not key.required:
             return key.default
-        if key.kind is SettingKind.TABLE:
-            assert key.inner is not None
-            needed = ", ".join(inner.name for inner in keys_of(key.inner).values() if inner.required)
+        if isinstance(key, Section):
+            needed = ", ".join(inner.name for inner in keys_of(key.kind).values() if inner.required)
             self._fault(where, path, f"section [{path}] is missing; it must set {needed}")
-            return _placeholder_section(key.inner)
-        self._fault(where, path, f"missing; this key has no default ({range_text(key)})")
+            return _placeholder_section(key)
+        self._fault(where, path, f"missing; this key has no default ({key.form.allowed})")
         return _placeholder(key)
 
-    def _value(self, key: SettingKey, value: Any, where: KeyPath, path: str) -> Any:
+    def _value(self, key: SettingDefinition, value: Any, where: KeyPath, path: str) -> Any:
         try:
-            result = converted(key, value, self._path)
+            result = key.form.parse(value)
         except ValueError as error:
             self._fault(where, path, str(error))
             return _placeholder(key)
         self.origins[path] = self._origin(where)
-        return result
+        return (self._path.parent / result).absolute() if isinstance(result, Path) else result
 
     def _fault(self, where: KeyPath, path: str, message: str) -> None:
         self.faults.append(Fault(path, self._line(where), message))
@@ -238,79 +231,32 @@ class _SettingsReader:
         return f"{self._path}:{self._line(where)}"
 
 
-def converted(key: SettingKey, value: Any, file: Path) -> Any:
-    """The value of a setting. ValueError with a sentence: what is wrong and what would be right."""
-    match key.kind:
-        case SettingKind.NUMBER:
-            if type(value) is not int:
-                raise ValueError(f"{shown(value)} is not a whole number; write digits without quotes")
-            return _in_range(key, value)
-        case SettingKind.FLAG:
-            if type(value) is not bool:
-                raise ValueError(f"{shown(value)} is neither true nor false; write one of these without quotes")
-            return value
-        case SettingKind.DURATION:
-            return _in_range(key, parse_duration(_text(value, 'a duration; write it with its unit in quotes: "5s"')))
-        case SettingKind.SIZE:
-            return _in_range(key, parse_size(_text(value, 'a size; write it with its unit in quotes: "200KB"')))
-        case SettingKind.ADDRESS:
-            return parse_address(_text(value, 'an address; write HOST:PORT in quotes: "127.0.0.1:8098"'))
-        case _:
-            text = _text(value, "a text; write it in quotes")
-    if key.kind is SettingKind.PATH:
-        return None if not text and not key.required else _path(text, file)
-    assert isinstance(key.form, Choice | TextForm)
-    return key.form.check(text)
-
-
-def _in_range(key: SettingKey, value: int) -> int:
-    assert isinstance(key.form, ValueRange)
-    least, most = key.form
-    if not least <= value <= most:
-        written = as_text(key, value) if 0 <= value < 1 << 63 else shown(value)
-        raise ValueError(f"{written} is out of range; allowed is {range_text(key)}")
-    return value
-
-
-def _text(value: Any, wanted: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is not {wanted}")
-    return value
-
-
-def _path(text: str, file: Path) -> Path:
-    if not text.strip() or "\0" in text:
-        raise ValueError(f"{shown(text)} is not a path")
-    if text.startswith("~"):
-        raise ValueError(f'{shown(text)}: "~" has no meaning to a service; write the whole path')
-    return (file.parent / text).absolute()
-
-
-def _placeholder(key: SettingKey) -> Any:
+def _placeholder(key: SettingDefinition) -> Any:
     if not key.required:
         return key.default
-    return Path() if key.kind is SettingKind.PATH else ""
+    return Path() if isinstance(key.form, PathForm) else ""
 
 
-def _placeholder_section(section: type) -> Any:
-    return section(**{key.field: _placeholder(key) for key in keys_of(section).values()})
+def _placeholder_section(section: Section) -> Any:
+    values = {key.field: _placeholder(key) for key in settings_of(section.kind).values()}
+    return section.kind(**values, **{inner.field: inner.default for inner in sections_of(section.kind)})
 
 
 def _unknown(section: type, name: str, value: Any) -> str:
     """Message for an unknown key, with the best guess."""
     keys = keys_of(section)
     noun = "section" if section is Settings and isinstance(value, dict | list) else "key"
-    for key in keys.values():
+    for key in settings_of(section).values():
         if key.field == name:
             whole = type(value) is int and 0 <= value < 1 << 63
-            example = as_text(key, value if whole else key.default)
+            example = key.form.text(value if whole else key.default)
             return f"unknown key; in a file the unit is part of the value: {key.name} = {example}"
     close = similar(name, keys)
     if close:
         return f'unknown {noun}; did you mean "{close[0]}"?'
-    for other in keys_of(Settings).values():
-        if other.inner is not None and other.inner is not section and name in keys_of(other.inner):
-            brackets = f"[[{other.name}]]" if other.kind is SettingKind.TABLES else f"[{other.name}]"
+    for other in sections_of(Settings):
+        if other.kind is not section and name in keys_of(other.kind):
+            brackets = f"[[{other.name}]]" if other.many else f"[{other.name}]"
             few = f"; known here: {', '.join(keys)}" if len(keys) <= KEYS_NAMED_MAX else ""
             return f"unknown here; there is such a key in {brackets}{few}"
     return f"unknown {noun}; known here: {', '.join(keys)}"

@@ -6,15 +6,13 @@ The texts are the docstrings of `config.settings`, so that a sample has what the
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from isthmus.config.schema import SettingKey, SettingKind, as_text, keys_of, range_text
+from isthmus.config.schema import Section, sections_of, settings_of
 from isthmus.config.settings import Settings
 
 WIDTH: Final = 100
@@ -32,23 +30,9 @@ HEAD: Final = """\
 def sample_text(values: Values, *, every: bool) -> str:
     """A config file with `values`; with `every` also all other sections and keys, commented out."""
     lines = [HEAD]
-    for key in keys_of(Settings).values():
-        assert key.inner is not None
-        lines += _section(key, key.name, values, every=every)
+    for section in sections_of(Settings):
+        lines += _section(section, section.name, values, every=every)
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def docstrings_of(section: type) -> dict[str, str]:
-    """Field -> the docstring below it, in one line; a table of tables has none."""
-    module = ast.parse(textwrap.dedent(inspect.getsource(section)))
-    assert isinstance(module.body[0], ast.ClassDef)
-    body = module.body[0].body
-    found: dict[str, str] = {}
-    for field, below in zip(body, [*body[1:], None], strict=True):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
-    return found
 
 
 def without_links(text: str) -> str:
@@ -56,35 +40,30 @@ def without_links(text: str) -> str:
     return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)
 
 
-def _section(key: SettingKey, path: str, values: Values, *, every: bool) -> Iterator[str]:
+def _section(section: Section, path: str, values: Values, *, every: bool) -> Iterator[str]:
     """The lines of a section and of those within it."""
-    assert key.inner is not None
-    if key.kind is SettingKind.TABLES:
+    if section.many:
         tables = values.get(path, ())
         for table in tables:
-            yield from _table(key, f"[[{path}]]", table, every=False, commented=False)
+            yield from _table(section, f"[[{path}]]", table, every=False, commented=False)
         if every and not tables:
-            yield from _table(key, f"[[{path}]]", {}, every=True, commented=True)
+            yield from _table(section, f"[[{path}]]", {}, every=True, commented=True)
         return
     prefix = f"{path}."
     own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-    yield from _table(key, f"[{path}]", own, every=every, commented=False)
-    for inner in keys_of(key.inner).values():
-        if inner.inner is not None:
-            yield from _section(inner, f"{path}.{inner.name}", values, every=every)
+    yield from _table(section, f"[{path}]", own, every=every, commented=False)
+    for inner in sections_of(section.kind):
+        yield from _section(inner, f"{path}.{inner.name}", values, every=every)
 
 
-def _table(key: SettingKey, head: str, own: Values, *, every: bool, commented: bool) -> Iterator[str]:
+def _table(section: Section, head: str, own: Values, *, every: bool, commented: bool) -> Iterator[str]:
     """A header and its keys. `commented`: nothing of it is in force."""
-    assert key.inner is not None
-    keys = [each for each in keys_of(key.inner).values() if each.inner is None]
-    shown = [each for each in keys if each.name in own or every]
+    shown = [each for each in settings_of(section.kind).values() if each.name in own or every]
     if not shown:
         return
-    texts = {field: without_links(text) for field, text in docstrings_of(key.inner).items()}
     yield f"{'# ' * commented}{head}"
     for each in shown:
-        meaning = f"{texts.get(each.field, '')} ({range_text(each)})"
+        meaning = f"{without_links(each.meaning)} ({each.form.allowed})"
         yield from textwrap.wrap(
             meaning, WIDTH, initial_indent="#   ", subsequent_indent="#   ", break_long_words=False,
             break_on_hyphens=False,
@@ -92,7 +71,7 @@ def _table(key: SettingKey, head: str, own: Values, *, every: bool, commented: b
         if each.name in own:
             yield f"{each.name} = {_toml(own[each.name])}"
         else:
-            yield f"# {each.name} = {'...' if each.required else as_text(each, each.default)}"
+            yield f"# {each.name} = {'...' if each.required else each.form.text(each.default)}"
     yield ""
 
 

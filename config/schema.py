@@ -1,77 +1,134 @@
-"""Keys of a config file, derived from the dataclasses of `config.settings`.
+"""Definitions of settings, dynamic options and bucket properties: name, scopes, form, default, meaning.
 
-A key is its field's name without the unit, since in files the unit is part of the value: `poll_ms` is `poll = "5s"`,
-`queue_limit_count` is `queue_limit = 300000`. Bytes are a size: `log_file_bytes` is `log_file_size = "64MB"`, unless
-the name already ends in size or limit (`log_size_bytes` is `log_size`). docs/settings.md is generated from these keys.
+The keys of a config file are derived from the dataclasses of `config.settings`; `config.dynamic_options` and
+`config.bucket_properties` list the others. docs/settings.md is generated from all of them. A key is its field's name
+without the unit, since in files the unit is part of the value: `poll_ms` is `poll = "5s"`, `queue_limit_count` is
+`queue_limit = 300000`. Bytes are a size: `log_file_bytes` is `log_file_size = "64MB"`, unless the name already ends in
+size or limit (`log_size_bytes` is `log_size`).
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import sys
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from isthmus.config.settings import Address, LogSettings, Settings
-from isthmus.config.text import toml_text
-from isthmus.config.units import format_duration, format_size
-from isthmus.config.validation import Choice, Form, TextForm, ValueRange
+from isthmus.config.forms import (
+    BYTES,
+    BYTES_A_SECOND,
+    COUNT,
+    MILLISECONDS,
+    AddressForm,
+    Flag,
+    Form,
+    PathForm,
+    Unit,
+    WholeNumber,
+)
+from isthmus.config.settings import Address, Effect, Settings
+
+Value = bool | int | str
+"""A value of an option or property."""
+
+DEFAULT: Final = "default"
+"""Origin of a value that no scope sets."""
+
+T = TypeVar("T")
 
 
-class SettingKind(Enum):
-    """Form of a value in a file."""
+class SettingScope(Enum):
+    """Where a value is set, the one that precedes all others first. The values are what operators see as its origin."""
 
-    TABLE = "a table"
-    TABLES = "an array of tables"
-    TEXT = "a text"
-    FLAG = "true or false"
-    NUMBER = "a whole number"
-    DURATION = "a duration"
-    SIZE = "a size"
-    ADDRESS = "an address"
-    PATH = "a path"
+    BUCKET = "bucket"
+    BUCKET_TYPE = "bucket type"
+    CLUSTER = "cluster"
+    FILE = "file"
 
 
-class SettingKey(NamedTuple):
-    """One key of a section. `section` is the dataclass that has it, `inner` the dataclass of a table's keys."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class SettingDefinition:
+    """What can be set. `scopes`: where, in the order of `SettingScope`. `section` and `field`: where a node's file sets
+    it. `own_text`: its meaning, unless that is the field's docstring."""
 
-    section: type
-    field: str
     name: str
-    kind: SettingKind
+    form: Form
+    default: Any
+    scopes: tuple[SettingScope, ...]
+    effect: Effect
+    own_text: str = ""
+    section: type | None = None
+    field: str = ""
+    required: bool = False
+
+    @property
+    def meaning(self) -> str:
+        """What it does, in one line. Raises ValueError for a field without a docstring."""
+        if self.own_text or self.section is None:
+            return self.own_text
+        found = _docstrings(self.section.__module__).get((self.section.__name__, self.field))
+        if found is None:
+            raise ValueError(f"{self.section.__name__}.{self.field} has no docstring")
+        return found
+
+    @property
+    def scopes_text(self) -> str:
+        """The scopes that operators set an option or property for."""
+        return ", ".join(reversed([each.value for each in self.scopes if each is not SettingScope.FILE]))
+
+    def typed(self, raw: Any) -> Any:
+        """The value of what an operator typed, or of JSON. Raises ValueError, which names the definition."""
+        try:
+            return self.form.typed(raw)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from error
+
+    def preceding(self, found: Mapping[SettingScope, T]) -> tuple[T | None, str]:
+        """What counts of what is set in some scopes, and its origin; None and DEFAULT if nothing is set."""
+        scope = next((each for each in self.scopes if each in found), None)
+        return (None, DEFAULT) if scope is None else (found[scope], scope.value)
+
+
+class Section(NamedTuple):
+    """A table of a config file, or an array of tables (`many`), of which each has the fields of the class `kind`."""
+
+    name: str
+    field: str
+    kind: type
+    many: bool
     required: bool
     default: Any
-    inner: type | None
-    form: Form | None
-
-
-RELOADED: Final = frozenset(
-    {(LogSettings, "level"), (LogSettings, "audit_size_bytes"), (LogSettings, "audit_files_count")}
-)
-"""Settings that a running node reads again at SIGHUP."""
-
-NO_DEFAULT: Final = None
-"""`SettingKey.default` of a required key."""
 
 
 @cache
-def keys_of(section: type) -> dict[str, SettingKey]:
+def keys_of(section: type) -> dict[str, SettingDefinition | Section]:
     """Key name in a file -> key, in the order of the dataclass; `Settings.origins` is not a key."""
     hints = get_type_hints(section, include_extras=True)
-    keys = {}
+    keys: dict[str, SettingDefinition | Section] = {}
     for field in dataclasses.fields(section):
         if section is Settings and field.name == "origins":
             continue
-        hint, form = _unwrapped(hints[field.name])
-        kind, inner = _kind(field.name, hint)
-        assert form is not None or kind not in _WITH_FORM, f"{section.__name__}.{field.name} has no form"
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        default = NO_DEFAULT if required else field.default
-        key = SettingKey(section, field.name, file_name(field.name), kind, required, default, inner, form)
+        required = field.default is dataclasses.MISSING
+        key = _key(section, field.name, hints[field.name], None if required else field.default, required=required)
         assert key.name not in keys, f"two settings of {section.__name__} would share the key {key.name}"
         keys[key.name] = key
     return keys
+
+
+def settings_of(section: type) -> dict[str, SettingDefinition]:
+    """The keys of a section without the sections within it."""
+    return {name: key for name, key in keys_of(section).items() if isinstance(key, SettingDefinition)}
+
+
+def sections_of(section: type) -> list[Section]:
+    """The sections within a section."""
+    return [key for key in keys_of(section).values() if isinstance(key, Section)]
 
 
 def file_name(field_name: str) -> str:
@@ -82,62 +139,44 @@ def file_name(field_name: str) -> str:
     return field_name.removesuffix("_ms").removesuffix("_count")
 
 
-def as_text(key: SettingKey, value: Any) -> str:
-    """A value as a file would have it (with the quotes of TOML around texts)."""
-    match key.kind:
-        case SettingKind.DURATION:
-            return toml_text(format_duration(value))
-        case SettingKind.SIZE:
-            return toml_text(format_size(value))
-        case SettingKind.FLAG:
-            return "true" if value else "false"
-        case SettingKind.NUMBER:
-            return str(value)
-        case _:
-            return toml_text("" if value is None else str(value))
+_UNITS: Final[Mapping[str, Unit]] = {"_ms": MILLISECONDS, "_rate_limit_bytes": BYTES_A_SECOND, "_bytes": BYTES}
+"""Ends of fields' names and their units, the first that fits."""
+
+_FORMS: Final[Mapping[Any, Form]] = {
+    bool: Flag(),
+    Path: PathForm(needed=True),
+    Path | None: PathForm(needed=False),
+    Address: AddressForm(),
+}
+"""The forms of types that have only one; fields of other types are annotated with theirs."""
 
 
-def range_text(key: SettingKey) -> str:
-    """The values of a key, for messages and docs: "100ms to 1h", a list of choices, or a form."""
-    match key.form:
-        case ValueRange(least, most):
-            written = {SettingKind.DURATION: format_duration, SettingKind.SIZE: format_size}.get(key.kind, str)
-            return f"{written(least)} to {written(most)}"
-        case Choice():
-            return ", ".join(toml_text(choice) for choice in key.form.values)
-        case TextForm():
-            return key.form.title
-    forms = {SettingKind.ADDRESS: "HOST:PORT", SettingKind.PATH: "a path", SettingKind.FLAG: "true, false"}
-    return forms[key.kind]
-
-
-_WITH_FORM: Final = (SettingKind.NUMBER, SettingKind.DURATION, SettingKind.SIZE, SettingKind.TEXT)
-"""Kinds whose fields are annotated with a form."""
-
-
-def _unwrapped(hint: Any) -> tuple[Any, Form | None]:
-    """The type of a field, and the form that it is annotated with."""
-    if get_origin(hint) is not Annotated:
-        return hint, None
-    plain, form = get_args(hint)
-    return plain, form
-
-
-def _kind(name: str, hint: Any) -> tuple[SettingKind, type | None]:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and hint is not Address:
-        return SettingKind.TABLE, hint
+def _key(section: type, name: str, hint: Any, default: Any, *, required: bool) -> SettingDefinition | Section:
     if get_origin(hint) is tuple:
-        return SettingKind.TABLES, get_args(hint)[0]
-    if hint is int and name.endswith("_ms"):
-        return SettingKind.DURATION, None
-    if hint is int and name.endswith("_bytes"):
-        return SettingKind.SIZE, None
-    plain = {
-        int: SettingKind.NUMBER,
-        bool: SettingKind.FLAG,
-        str: SettingKind.TEXT,
-        Path: SettingKind.PATH,
-        Path | None: SettingKind.PATH,
-        Address: SettingKind.ADDRESS,
-    }
-    return plain[hint], None
+        return Section(name, name, get_args(hint)[0], True, required, default)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and hint is not Address:
+        return Section(name, name, hint, False, required, default)
+    said = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    form = next((each for each in said if isinstance(each, Form)), None) or _FORMS.get(hint)
+    effect = next((each for each in said if isinstance(each, Effect)), Effect.START)
+    assert form is not None, f"{section.__name__}.{name} has no form"
+    if isinstance(form, WholeNumber) and form.unit is COUNT:
+        unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), COUNT)
+        form = dataclasses.replace(form, unit=unit)
+    return SettingDefinition(
+        file_name(name), form, default, (SettingScope.FILE,), effect, section=section, field=name, required=required
+    )
+
+
+@cache
+def _docstrings(module: str) -> dict[tuple[str, str], str]:
+    """(class, field) -> the docstring below the field, in one line."""
+    found = {}
+    for each in ast.parse(inspect.getsource(sys.modules[module])).body:
+        body = each.body if isinstance(each, ast.ClassDef) else []
+        for field, below in pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    assert isinstance(each, ast.ClassDef)
+                    found[each.name, name] = " ".join(text.split())
+    return found

@@ -1,15 +1,14 @@
-"""Values of settings: ranges, choices and forms of texts, which the fields of `config.settings` are annotated with.
+"""Texts of settings: names, addresses, URLs, lists and filters, each checked and brought into its normal form.
 
-Pure functions over single values; `config.relations` has the rules between settings. The meaning of a queue's filter is
-`queues.filters`; its form is checked here.
+Pure functions over single values; `config.forms` has the forms of all values, `config.relations` the rules between
+settings. The meaning of a queue's filter is `queues.filters`; its form is checked here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from isthmus.config.text import shown
 
@@ -56,15 +55,6 @@ def check_host(value: str) -> str:
     if value and _HOST.fullmatch(value) is None and _IPV6.fullmatch(value) is None:
         raise ValueError(f'{shown(value)} is not a host; write a name or an address without a port, such as "10.0.0.7"')
     return value
-
-
-def check_choice(value: str, choices: tuple[str, ...]) -> str:
-    """One of `choices`; ValueError names them."""
-    if value in choices:
-        return value
-    if len(choices) == 1:
-        raise ValueError(f'{shown(value)} is not known; this version knows "{choices[0]}" only')
-    raise ValueError(f"{shown(value)} is not known; choose one of " + ", ".join(f'"{each}"' for each in choices))
 
 
 def parse_address(value: str) -> Address:
@@ -222,44 +212,3 @@ def check_filter(value: str) -> str:
     if "any" in parts and any(part != "any" and not part.startswith("!") for part in parts):
         raise ValueError(f'{shown(value)}: "any" offers everything; beside it only negations (!...) change something')
     return value
-
-
-class ValueRange(NamedTuple):
-    """Form of a whole number: least and greatest value, both allowed, in the unit of the field's name."""
-
-    least: int
-    most: int
-
-
-class Choice:
-    """Form of a text that is one of a few values."""
-
-    def __init__(self, *values: str) -> None:
-        self.values = values
-
-    def check(self, value: str) -> str:
-        """The value; ValueError names the choices."""
-        return check_choice(value, self.values)
-
-
-class TextForm(NamedTuple):
-    """Form of a text: `check` returns it in its normal form or raises ValueError; `title` is its name in the docs."""
-
-    check: Callable[[str], str]
-    title: str
-
-
-Form = ValueRange | Choice | TextForm
-"""Form of a setting's value: an annotation of the settings' fields."""
-
-NAME: Final = TextForm(check_name, "a name")
-NAME_OR_NONE: Final = TextForm(check_name_or_none, "a name")
-HOST: Final = TextForm(check_host, "a host")
-HOSTS: Final = TextForm(check_hosts, "HOST:PORT,...")
-METASTORE_PATH: Final = TextForm(check_root, "a path of nodes")
-PEER_URL: Final = TextForm(check_peer_url, "http(s)://HOST:PORT")
-COLLECTOR_URL: Final = TextForm(check_collector_url, "http(s)://HOST:PORT/PATH")
-PEER_URLS: Final = TextForm(check_urls, "http(s)://HOST:PORT,...")
-BUCKET_TYPES: Final = TextForm(check_types, "*, NAME,...")
-HOURS: Final = TextForm(check_window, "FIRST-END, always, never")
-FILTER: Final = TextForm(check_filter, "rules")

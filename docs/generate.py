@@ -24,11 +24,10 @@ import click
 import msgspec
 from msgspec import inspect as inspect_types
 
-from isthmus.config import sample
 from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES
 from isthmus.config.dynamic_options import OPTIONS
-from isthmus.config.schema import RELOADED, SettingKey, SettingKind, as_text, keys_of, range_text
-from isthmus.config.settings import ReplicationSettings, Settings
+from isthmus.config.schema import SettingDefinition, sections_of, settings_of
+from isthmus.config.settings import Effect, Settings
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.cli.exit_codes import MEANINGS
 from isthmus.node.cli.main import NOUNS, root
@@ -331,35 +330,24 @@ def prose(text: str) -> str:
 
 def settings_blocks(section: type, path: str) -> Iterator[tuple[str, str]]:
     """(header, table) of each section of a config file, in the order of the code."""
-    for key in keys_of(section).values():
-        if key.inner is None:
-            continue
-        inner = f"{path}.{key.name}" if path else key.name
-        header = f"[[{inner}]]" if key.kind is SettingKind.TABLES else f"[{inner}]"
-        texts = docstrings_of(key.inner)
-        rows = (setting_row(each, texts[each.field]) for each in keys_of(key.inner).values() if each.inner is None)
+    for each in sections_of(section):
+        inner = f"{path}.{each.name}" if path else each.name
+        header = f"[[{inner}]]" if each.many else f"[{inner}]"
+        rows = (setting_row(setting) for setting in settings_of(each.kind).values())
         yield header, table(("key", "default", "range", "meaning"), rows)
-        yield from settings_blocks(key.inner, inner)
+        yield from settings_blocks(each.kind, inner)
 
 
-def setting_row(key: SettingKey, meaning: str) -> tuple[str, str, str, str]:
-    """One key: its default, its range and its docstring, with the ways to change it while the node runs."""
-    default = "required" if key.required else f"`{as_text(key, key.default)}`"
-    if (key.section, key.field) in RELOADED:
+def setting_row(setting: SettingDefinition) -> tuple[str, str, str, str]:
+    """One key: its default, its range and its meaning, with the ways to change it while the node runs."""
+    default = "required" if setting.required else f"`{setting.form.text(setting.default)}`"
+    meaning = setting.meaning
+    if setting.effect is Effect.RELOAD:
         meaning += " SIGHUP reads it again."
     for option in OPTIONS.values():
-        if key.section is ReplicationSettings and option.setting == key.field:
+        if (option.section, option.field) == (setting.section, setting.field):
             meaning += f" While the cluster runs: [option](#dynamic-options) `{option.name}`."
-    return f"`{key.name}`", default, range_text(key), meaning
-
-
-def docstrings_of(section: type) -> dict[str, str]:
-    """Field -> the docstring below it, in one line. Raises ValueError for a field without one."""
-    found = sample.docstrings_of(section)
-    missing = [key.field for key in keys_of(section).values() if key.inner is None and key.field not in found]
-    if missing:
-        raise ValueError(f"settings of {section.__name__} without a docstring: {', '.join(missing)}")
-    return found
+    return f"`{setting.name}`", default, setting.form.allowed, meaning
 
 
 # Options and properties
@@ -370,17 +358,20 @@ def options_table() -> str:
     head = ("option", "default", "range", "unit", "scope", "meaning")
     return table(
         head,
-        ((f"`{o.name}`", o.default_text, o.allowed, o.unit or "-", o.scope, o.meaning) for o in OPTIONS.values()),
+        (
+            (f"`{o.name}`", str(o.default), o.form.plain, o.form.unit_name or "-", o.scopes_text, o.meaning)
+            for o in OPTIONS.values()
+        ),
     )
 
 
 def properties_blocks() -> dict[str, str]:
     """Properties that may be set (equal ones in one row), those with one possible value, those that are not shown."""
-    ordered = sorted(PROPERTIES.values(), key=lambda each: (not each.acts, each.name))
+    ordered = sorted(PROPERTIES.values(), key=lambda each: (each.effect is Effect.NONE, each.name))
     settable: dict[tuple[str, str, str], list[str]] = {}
     for p in ordered:
-        effect = f"{'' if p.acts else 'none: '}{p.meaning}"
-        settable.setdefault((f"`{json.dumps(p.default)}`", p.right, effect), []).append(f"`{p.name}`")
+        effect = f"{'none: ' if p.effect is Effect.NONE else ''}{p.meaning}"
+        settable.setdefault((f"`{json.dumps(p.default)}`", p.form.allowed, effect), []).append(f"`{p.name}`")
     fixed = ((f"`{name}`", f"`{json.dumps(FIXED[name].value)}`", FIXED[name].why) for name in sorted(FIXED))
     absent = ((f"`{name}`", f"`{json.dumps(ABSENT[name][0])}`", ABSENT[name][1]) for name in sorted(ABSENT))
     return {

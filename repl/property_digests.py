@@ -14,7 +14,8 @@ from urllib.parse import quote_from_bytes
 
 from xxhash import xxh64_digest
 
-from isthmus.config.bucket_properties import Value, value_of
+from isthmus.config.bucket_properties import value_of
+from isthmus.config.schema import Value
 
 MUST_AGREE: Final = ("allow_mult", "last_write_wins", "dvv_enabled", "delete_mode", "repl_reap")
 """Properties that must agree: otherwise two clusters that replicate to each other drop different siblings, or keep

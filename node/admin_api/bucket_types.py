@@ -138,7 +138,7 @@ class BucketTypesAdmin:
         min_isr = None
         if body.min_isr is not None:
             try:
-                value = OPTIONS[MIN_ISR].parse(body.min_isr)
+                value = OPTIONS[MIN_ISR].typed(body.min_isr)
             except ValueError as error:
                 raise RequestRefused(400, "bad-option", str(error)) from None
             min_isr = Setting(value, acting_user(body.by)[:WHO_MAX], self._services.time.wall_ms())

@@ -13,7 +13,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from isthmus.config.dynamic_options import OPTIONS, Option
+from isthmus.config.dynamic_options import OPTIONS
+from isthmus.config.schema import SettingDefinition, SettingScope
 from isthmus.config.text import no_such
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request
@@ -71,14 +72,14 @@ class OptionsAdmin:
     async def _change(self, request: Request, body: ChangeOptionRequest, *, setting: bool) -> Reply:
         option = self._option(request)
         kind, by = self._kind(body.bucket_type), acting_user(body.by)
-        if kind is not None and not option.per_type:
+        if kind is not None and SettingScope.BUCKET_TYPE not in option.scopes:
             raise RequestRefused(
-                400, "bad-option", f"{option.name} is the cluster's: it cannot be set for a bucket type"
+                400, "bad-option", f"{option.name}: is set for the cluster only, not for a bucket type"
             )
         wanted: Setting | None = None
         if setting:
             try:
-                value = option.parse(body.value)
+                value = option.typed(body.value)
             except ValueError as error:
                 raise RequestRefused(400, "bad-option", str(error)) from None
             wanted = Setting(value, by[:WHO_MAX], self._services.time.wall_ms(), (body.reason or "")[:REASON_MAX])
@@ -113,7 +114,7 @@ class OptionsAdmin:
 
     async def _answer(
         self,
-        option: Option,
+        option: SettingDefinition,
         kind: str | None,
         after: OptionSettings,
         before: Setting | None,
@@ -160,7 +161,7 @@ class OptionsAdmin:
         )
 
     @staticmethod
-    def _option(request: Request) -> Option:
+    def _option(request: Request) -> SettingDefinition:
         name = request.text("option")
         found = OPTIONS.get(name)
         if found is None:

@@ -1,9 +1,9 @@
 """The values of dynamic options in force on this node, applied to its components.
 
-A bucket type's setting overrides the cluster's, which overrides this node's file, which overrides the default. Every
-node's controller reads the settings (`repl.controller.controller`); it also applies min-ISR, in the records, and the
-timers of elections. All other options reach replicas, reads and connections here. The options are defined in
-`config.dynamic_options` and shown by `node.services.option_status`.
+`config.schema.SettingScope` has which setting precedes which. Every node's controller reads the settings
+(`repl.controller.controller`); it also applies min-ISR, in the records, and the timers of elections. All other options
+reach replicas, reads and connections here. The options are defined in `config.dynamic_options` and shown by
+`node.services.option_status`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from isthmus.config.dynamic_options import (
     MIN_TRANSFER_ROUNDS,
     OPTIONS,
     READ_ISOLATION,
-    Value,
 )
-from isthmus.config.schema import file_name
+from isthmus.config.schema import SettingScope, file_name
 from isthmus.config.settings import Settings
 from isthmus.repl.controller.dynamic_options import OptionSettings
 from isthmus.repl.coordinator.coordinator import Coordinator
@@ -40,7 +39,7 @@ from isthmus.repl.transport.lanes import RateCap
 class EffectiveOption(NamedTuple):
     """A value in force and its origin: "bucket type", "cluster", "file" or "default"."""
 
-    value: Value
+    value: int | str
     origin: str
 
 
@@ -77,9 +76,8 @@ class EffectiveOptions:
         for name, option in OPTIONS.items():
             if name != MIN_ISR:
                 yield name, None
-                yield from (
-                    (name, kind) for kind in sorted(chosen.types) if option.per_type and name in chosen.of(kind)
-                )
+                kinds = sorted(chosen.types) if SettingScope.BUCKET_TYPE in option.scopes else ()
+                yield from ((name, kind) for kind in kinds if name in chosen.of(kind))
 
     def _floor(self, name: str, chosen: OptionSettings) -> int | None:
         """The least value of an option that another setting implies; None for nothing."""
@@ -92,16 +90,15 @@ class EffectiveOptions:
         return None if least is None else int(self._found(least, None, chosen).value)
 
     def _found(self, name: str, bucket_type: str | None, chosen: OptionSettings) -> EffectiveOption:
-        option, setting = OPTIONS[name], chosen.setting(name, bucket_type)
-        if setting is not None:
-            own = bucket_type is not None and chosen.of(bucket_type).get(name) == setting
-            return EffectiveOption(setting.value, "bucket type" if own else "cluster")
-        if option.setting:
-            key = f"replication.{file_name(option.setting)}"
-            origin = "file" if key in self._settings.origins else "default"
-            return EffectiveOption(getattr(self._settings.replication, option.setting), origin)
-        assert option.default is not None
-        return EffectiveOption(option.default, "default")
+        option = OPTIONS[name]
+        found = {scope: setting.value for scope, setting in chosen.by_scope(name, bucket_type).items()}
+        default: int | str = option.default
+        if SettingScope.FILE in option.scopes:
+            default = getattr(self._settings.replication, option.field)
+            if f"replication.{file_name(option.field)}" in self._settings.origins:
+                found[SettingScope.FILE] = default
+        value, origin = option.preceding(found)
+        return EffectiveOption(default if value is None else value, origin)
 
     def core(self, bucket_type: str) -> ReplicaOptions:
         """The options of replicas of a bucket type."""

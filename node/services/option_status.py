@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from isthmus.config.dynamic_options import MIN_ISR, OPTIONS, Option
+from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
+from isthmus.config.forms import Choice
+from isthmus.config.schema import SettingDefinition, SettingScope
 from isthmus.node.nouns.option import OptionRow
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.repl.controller.dynamic_options import OptionSettings, effective_min_isr
@@ -32,17 +34,18 @@ def option_rows(
     rows = []
     for name in OPTIONS if names is None else names:
         option = OPTIONS[name]
+        per_type = SettingScope.BUCKET_TYPE in option.scopes
         if bucket_type is not None:
-            rows.append(_row(option, bucket_type if option.per_type else None, chosen, records, live))
+            rows.append(_row(option, bucket_type if per_type else None, chosen, records, live))
             continue
         rows.append(_row(option, None, chosen, records, live))
         own = [kind for kind in kinds if name == MIN_ISR or name in chosen.of(kind)]
-        rows += [_row(option, kind, chosen, records, live) for kind in own if option.per_type]
+        rows += [_row(option, kind, chosen, records, live) for kind in own if per_type]
     return rows
 
 
 def _row(
-    option: Option, kind: str | None, chosen: OptionSettings, records: Records, live: EffectiveOptions
+    option: SettingDefinition, kind: str | None, chosen: OptionSettings, records: Records, live: EffectiveOptions
 ) -> OptionRow:
     setting = chosen.of(kind).get(option.name)
     if option.name == MIN_ISR:
@@ -52,7 +55,7 @@ def _row(
     return OptionRow(
         option.name,
         bucket_type=kind,
-        default=option.default_text,
+        default=str(option.default),
         set=None if setting is None else setting.value,
         effective=effective,
         origin=origin,
@@ -60,10 +63,10 @@ def _row(
         at_ms=None if setting is None else setting.at_ms,
         reason=None if setting is None else setting.reason,
         waiting=waiting(chosen, records, kind) if option.name == MIN_ISR else [],
-        scope=option.scope,
-        unit=option.unit,
-        range=option.allowed,
-        choices=list(option.choices),
+        scope=option.scopes_text,
+        unit=option.form.unit_name,
+        range=option.form.plain,
+        choices=list(option.form.values) if isinstance(option.form, Choice) else [],
         meaning=option.meaning,
         differs={},
     )
@@ -81,14 +84,9 @@ def _of_kind(chosen: OptionSettings, records: Records, kind: str | None) -> list
 def _min_isr(kind: str | None, chosen: OptionSettings, records: Records) -> tuple[int | str, str]:
     """The effective min-ISR: a number, or a range where partitions have different numbers of replicas."""
     found = {effective_min_isr(record, chosen) for record in _of_kind(chosen, records, kind)}
-    origin = "default"
-    if kind is not None and MIN_ISR in chosen.of(kind):
-        origin = "bucket type"
-    elif MIN_ISR in chosen.cluster:
-        origin = "cluster"
+    setting, origin = OPTIONS[MIN_ISR].preceding(chosen.by_scope(MIN_ISR, kind))
     if not found:
-        setting = chosen.setting(MIN_ISR, kind)
-        return ("RF - 1" if setting is None else max(1, int(setting.value))), origin
+        return (OPTIONS[MIN_ISR].default if setting is None else max(1, int(setting.value))), origin
     return (min(found) if len(found) == 1 else f"{min(found)} to {max(found)}"), origin
 
 

@@ -8,16 +8,11 @@ as soon as their watch fires.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, cast
 
-from isthmus.config.bucket_properties import (
-    PROPERTIES,
-    Value,
-    known_property,
-    parse_property,
-    shown_properties,
-    value_of,
-)
+from isthmus.config.bucket_properties import PROPERTIES, check_settable, parse_property, shown_properties
+from isthmus.config.schema import Value
+from isthmus.config.settings import Effect
 from isthmus.node.nouns.bucket_type import PropertyRow
 from isthmus.repl.controller.bucket_properties import (
     WHO_MAX,
@@ -88,24 +83,20 @@ class PropertyService:
         """A row for each property that may be set: value in force, origin ("bucket", "bucket type" or "default"), by
         whom, when and why, whether it has an effect, and its meaning. With `settings` as if these were set."""
         settings = self.cache.settings if settings is None else settings
-        own, of_type = settings.own(scope), settings.own(PropertyScope(scope.bucket_type))
         rows = []
         for name, known in sorted(PROPERTIES.items()):
-            setting = own.get(name) or of_type.get(name)
-            origin: Literal["bucket", "bucket type", "default"] = "default" if setting is None else "bucket type"
-            if scope.bucket is not None and name in own:
-                origin = "bucket"
+            setting, origin = known.preceding(settings.by_scope(name, scope))
             rows.append(
                 PropertyRow(
                     name,
-                    value=value_of(name, {} if setting is None else {name: setting.value}),
-                    origin=origin,
+                    value=known.default if setting is None else setting.value,
+                    origin=cast('Literal["bucket", "bucket type", "default"]', origin),
                     by=None if setting is None else setting.by,
                     at_ms=None if setting is None else setting.at_ms,
                     reason=None if setting is None else setting.reason,
                     default=known.default,
-                    acts=known.acts,
-                    right=known.right,
+                    acts=known.effect is not Effect.NONE,
+                    right=known.form.allowed,
                     meaning=known.meaning,
                 )
             )
@@ -167,7 +158,8 @@ class PropertyService:
     def notes(self, scope: PropertyScope, names: Iterable[str]) -> list[str]:
         """Notes for an operator on a change of these properties."""
         names = sorted(names)
-        found = [f"{name} is stored and shown, and has no effect" for name in names if not PROPERTIES[name].acts]
+        without_effect = [name for name in names if PROPERTIES[name].effect is Effect.NONE]
+        found = [f"{name} is stored and shown, and has no effect" for name in without_effect]
         if scope.bucket is None:
             buckets = [
                 each.shown
@@ -203,6 +195,6 @@ def check_names(names: list[str]) -> None:
     """Raises BadProperty for a name that cannot be set."""
     try:
         for name in names:
-            known_property(name)
+            check_settable(name)
     except ValueError as error:
         raise BadProperty(str(error)) from None

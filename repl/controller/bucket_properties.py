@@ -19,7 +19,8 @@ import structlog
 from msgspec import Raw, Struct
 from xxhash import xxh64_digest
 
-from isthmus.config.bucket_properties import IMMEDIATE, KEEP, PROPERTIES, Value, value_of
+from isthmus.config.bucket_properties import IMMEDIATE, KEEP, PROPERTIES, value_of
+from isthmus.config.schema import SettingScope, Value, file_name
 from isthmus.repl.controller.expected_settings import check_expected
 from isthmus.repl.metastore.port import Metastore, Versioned
 from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument, decode_json
@@ -89,6 +90,12 @@ class PropertySettings:
         """The effective settings: the scope's own before its bucket type's."""
         return {**self.own(PropertyScope(scope.bucket_type)), **self.own(scope)}
 
+    def by_scope(self, name: str, scope: PropertyScope) -> dict[SettingScope, PropertySetting]:
+        """The settings of one property that concern `scope`."""
+        own = {} if scope.bucket is None else self.own(scope)
+        chosen = {SettingScope.BUCKET: own, SettingScope.BUCKET_TYPE: self.own(PropertyScope(scope.bucket_type))}
+        return {at: settings[name] for at, settings in chosen.items() if name in settings}
+
     def values(self, scope: PropertyScope) -> dict[str, Value]:
         """The values of `chosen`."""
         return {name: setting.value for name, setting in self.chosen(scope).items()}
@@ -125,19 +132,14 @@ class PropertySettings:
 
 
 def effective(chosen: Mapping[str, Value]) -> Properties:
-    """The properties of the given values; the others have their defaults."""
+    """The properties of the given values; the others have their defaults. A field has its property's name, with the
+    unit as a field of settings has it."""
     mode = value_of("delete_mode", chosen)
-    return Properties(
-        allow_mult=bool(value_of("allow_mult", chosen)),
-        last_write_wins=bool(value_of("last_write_wins", chosen)),
-        dvv_enabled=bool(value_of("dvv_enabled", chosen)),
-        reap_after_ms=None if mode == KEEP else 0 if mode == IMMEDIATE else int(mode),
-        max_object_bytes=int(value_of("max_object_size", chosen)),
-        warn_object_bytes=int(value_of("warn_object_size", chosen)),
-        max_siblings=int(value_of("max_siblings", chosen)),
-        warn_siblings=int(value_of("warn_siblings", chosen)),
-        repl_reap=bool(value_of("repl_reap", chosen)),
-    )
+    values: dict[str, Any] = {field: value_of(name, chosen) for field, name in _OF_FIELD.items()}
+    return Properties(reap_after_ms=None if mode == KEEP else 0 if mode == IMMEDIATE else int(mode), **values)
+
+
+_OF_FIELD: Final = {field: file_name(field) for field in Properties._fields if field != "reap_after_ms"}
 
 
 # -- the document ---------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def decode_properties(found: Versioned | None) -> PropertySettings:
 def _setting(name: str, raw: Raw, reason: str) -> PropertySetting:
     value, by, at_ms = decode_json(PROPERTIES_PATH, raw, tuple[Any, str, int])
     try:
-        return PropertySetting(PROPERTIES[name].parse(value), by, at_ms, reason)
+        return PropertySetting(PROPERTIES[name].typed(value), by, at_ms, reason)
     except ValueError as error:
         raise Corruption(f"{PROPERTIES_PATH} in the metastore: {name}: {error!r:.200}") from error
 

@@ -16,7 +16,8 @@ import msgspec
 import structlog
 from msgspec import UNSET, Struct, UnsetType
 
-from isthmus.config.dynamic_options import MIN_ISR, OPTIONS, Value
+from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
+from isthmus.config.schema import SettingScope
 from isthmus.repl.controller.election import TIMERS, Timers
 from isthmus.repl.controller.expected_settings import check_expected
 from isthmus.repl.metastore.port import Metastore, Versioned
@@ -29,6 +30,8 @@ OPTIONS_PATH: Final = "/options"
 
 WHO_MAX: Final = 200
 """Characters of the author of a setting that are kept."""
+
+Value = int | str
 
 Chosen = Mapping[str, "Setting"]
 
@@ -57,14 +60,18 @@ class OptionSettings:
         """The settings of one bucket type itself; None: the cluster's."""
         return self.cluster if bucket_type is None else self.types.get(bucket_type, {})
 
+    def by_scope(self, name: str, bucket_type: str | None = None) -> dict[SettingScope, Setting]:
+        """The settings of one option that concern a bucket type (None: the cluster's), without those whose value is not
+        valid in this version."""
+        of_type = {} if bucket_type is None else self.of(bucket_type)
+        chosen = {SettingScope.BUCKET_TYPE: of_type, SettingScope.CLUSTER: self.cluster}
+        return {at: own[name] for at, own in chosen.items() if name in own and _counts(name, own[name].value)}
+
     def setting(self, name: str, bucket_type: str | None = None) -> Setting | None:
         """The effective setting of a bucket type (None: of the cluster): its own, else the cluster's. None if neither
         is set, or the value is not valid in this version."""
-        for chosen in (self.of(bucket_type), self.cluster):
-            found = chosen.get(name)
-            if found is not None and _counts(name, found.value):
-                return found
-        return None
+        found = self.by_scope(name, bucket_type)
+        return OPTIONS[name].preceding(found)[0] if found else None
 
     def with_setting(self, name: str, bucket_type: str | None, setting: Setting | None) -> OptionSettings:
         """A copy with the setting, or without it if `setting` is None."""
@@ -91,8 +98,7 @@ class OptionSettings:
     def number(self, name: str) -> int:
         """The effective value of a cluster-wide number."""
         found = self.setting(name)
-        default = OPTIONS[name].default
-        return int(default if found is None else found.value)  # type: ignore[arg-type]
+        return int(OPTIONS[name].default if found is None else found.value)
 
 
 _TIMERS: Final = {each: f"election.{each.removesuffix('_ms').replace('_', '.')}.millis" for each in TIMERS._fields}
@@ -100,7 +106,7 @@ _TIMERS: Final = {each: f"election.{each.removesuffix('_ms').replace('_', '.')}.
 
 def _counts(name: str, value: Value) -> bool:
     try:
-        OPTIONS[name].parse(value)
+        OPTIONS[name].typed(value)
     except (KeyError, ValueError):
         return False
     return True

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from isthmus.config.dynamic_options import OPTIONS
-from isthmus.config.schema import keys_of
+from isthmus.config.schema import keys_of, sections_of
 from isthmus.config.settings import Settings
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -20,11 +20,9 @@ def settings_keys() -> set[str]:
     found: set[str] = set()
 
     def section(kind: type, path: str) -> None:
-        for key in keys_of(kind).values():
-            name = f"{path}.{key.name}" if path else key.name
-            found.add(name)
-            if key.inner is not None:
-                section(key.inner, name)
+        found.update(f"{path}{name}" for name in keys_of(kind))
+        for each in sections_of(kind):
+            section(each.kind, f"{path}{each.name}.")
 
     section(Settings, "")
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from isthmus.config.dynamic_options import OPTIONS
+from isthmus.config.schema import SettingScope
 from tests.simulation.world import workload
 from tests.simulation.world.acts_queues import BUCKET, kinds
 from tests.simulation.world.admin import act, insist
@@ -150,11 +151,11 @@ def option_of(doing: Doing, cluster: WorldCluster) -> tuple[str, str | None]:
     name = doing.chance.choice(list(VALUES))
 
     async def unset() -> None:
-        for kind in (None, "default") if OPTIONS[name].per_type else (None,):
+        for kind in (None, "default") if SettingScope.BUCKET_TYPE in OPTIONS[name].scopes else (None,):
             await insist(doing, cluster, f"/admin/options/{name}/unset", bucket_type=kind)
 
     doing.undo_later(f"option {name} of {cluster.name}", unset)
-    kind = doing.chance.choice([None, "default"]) if OPTIONS[name].per_type else None
+    kind = doing.chance.choice([None, "default"]) if SettingScope.BUCKET_TYPE in OPTIONS[name].scopes else None
     return name, kind
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isthmus.config.loader import effective, load_text
 from isthmus.config.sample import sample_text
-from isthmus.config.schema import SettingKind, keys_of
+from isthmus.config.schema import sections_of, settings_of
 from isthmus.config.settings import Settings
 
 NODE = {"node.name": "n", "node.cluster": "c", "node.data_dir": "d"}
@@ -19,12 +19,10 @@ def test_a_sample_has_every_section_and_key_and_loads() -> None:
     text = sample_text(NODE, every=True)
     settings = load_text(text, FILE)
     assert [one.path for one in effective(settings) if one.origin != "default"] == list(NODE)
-    for key in keys_of(Settings).values():
-        assert f"[{key.name}]" in text
-        assert key.inner is not None
-        for inner in keys_of(key.inner).values():
-            if inner.kind not in (SettingKind.TABLE, SettingKind.TABLES):
-                assert re.search(rf"^(# )?{inner.name} = ", text, re.MULTILINE), (key.name, inner.name)
+    for section in sections_of(Settings):
+        assert f"[{section.name}]" in text
+        for name in settings_of(section.kind):
+            assert re.search(rf"^(# )?{name} = ", text, re.MULTILINE), (section.name, name)
     assert max(map(len, text.splitlines())) <= 120
 
 

@@ -116,7 +116,7 @@ async def test_a_bucket_type_has_properties_that_its_buckets_have(api):
         ({"props": {"allow_mult": False, "alow_mult": True}}, 'did you mean "allow_mult"?'),
         ({"props": {"n_val": 5}}, "isthmus bucket-type set-replication-factor"),
         ({"props": {"postcommit": [{"mod": "m", "fun": "f"}]}}, "hooks"),
-        ({"props": {"dw": "some"}}, "dw is"),
+        ({"props": {"dw": "some"}}, 'dw: "some" is not known; allowed is one, quorum'),
         ({"props": []}, '{"props": {"allow_mult": true}}'),
         ({"allow_mult": True}, '{"props": {"allow_mult": true}}'),
         (b"{", "not JSON"),
