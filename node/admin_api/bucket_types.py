@@ -35,11 +35,11 @@ from isthmus.node.services.container import NodeServices
 from isthmus.node.services.option_status import option_rows
 from isthmus.repl.controller.bucket_properties import PropertyScope
 from isthmus.repl.controller.bucket_types import PLACEMENTS, BucketTypeExists, BucketTypeSpec, create_bucket_type
-from isthmus.repl.controller.dynamic_options import WHO_MAX, Setting
 from isthmus.repl.controller.placement import (
     BadReplicaMap,
     checked_replica_map,
 )
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 
 ONLINE_S: Final = 10.0
@@ -141,7 +141,7 @@ class BucketTypesAdmin:
                 value = OPTIONS[MIN_ISR].typed(body.min_isr)
             except ValueError as error:
                 raise RequestRefused(400, "bad-option", str(error)) from None
-            min_isr = Setting(value, acting_user(body.by)[:WHO_MAX], self._services.time.wall_ms())
+            min_isr = Setting.made(value, acting_user(body.by), self._services.time.wall_ms())
         return BucketTypeSpec(name, partition_count, factor, placement, replica_map, min_isr)
 
     def _props(self, body: CreateBucketTypeRequest, factor: int) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from isthmus.node.nouns.option import OPTION, SET, UNSET_IT, ChangeOptionRequest
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.option_status import option_rows, waiting, warnings
 from isthmus.node.services.settings_query import differing, nodes_behind, reads, settings_of_nodes
-from isthmus.repl.controller.dynamic_options import WHO_MAX, OptionSettings, Setting, change_option
-from isthmus.repl.controller.expected_settings import REASON_MAX, check_expected
+from isthmus.repl.controller.dynamic_options import OptionSettings, change_option
+from isthmus.repl.controller.stored_setting import Setting, check_expected
 
 IN_FORCE_S: Final = 3.0
 """How long an answer waits for a change to be in force here. A watch takes milliseconds; a longer delay is reported."""
@@ -82,7 +82,7 @@ class OptionsAdmin:
                 value = option.typed(body.value)
             except ValueError as error:
                 raise RequestRefused(400, "bad-option", str(error)) from None
-            wanted = Setting(value, by[:WHO_MAX], self._services.time.wall_ms(), (body.reason or "")[:REASON_MAX])
+            wanted = Setting.made(value, by, self._services.time.wall_ms(), body.reason or "")
         controller = self._services.controller
         before = controller.options.of(kind).get(option.name)
         outcome = ("set" if setting else "unset") if setting or before is not None else "was not set"

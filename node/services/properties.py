@@ -15,15 +15,13 @@ from isthmus.config.schema import Value
 from isthmus.config.settings import Effect
 from isthmus.node.nouns.bucket_type import PropertyRow
 from isthmus.repl.controller.bucket_properties import (
-    WHO_MAX,
     PropertyCache,
     PropertyScope,
-    PropertySetting,
     PropertySettings,
     change_properties,
     check_own,
 )
-from isthmus.repl.controller.expected_settings import REASON_MAX
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import BadInput
@@ -176,14 +174,10 @@ class PropertyService:
         """Those of `names`, or with none all, that are set for the scope itself."""
         return sorted(name for name in self.cache.settings.own(scope) if not names or name in names)
 
-    def _wanted(
-        self, scope: PropertyScope, wanted: Mapping[str, Any], by: str, reason: str
-    ) -> dict[str, PropertySetting]:
+    def _wanted(self, scope: PropertyScope, wanted: Mapping[str, Any], by: str, reason: str) -> dict[str, Setting]:
         at_ms = self._time.wall_ms()
         values = self.judged(wanted, self.factor(scope))
-        return {
-            name: PropertySetting(value, by[:WHO_MAX], at_ms, reason[:REASON_MAX]) for name, value in values.items()
-        }
+        return {name: Setting.made(value, by, at_ms, reason) for name, value in values.items()}
 
     def factor(self, scope: PropertyScope) -> int | None:
         """The replication factor of a scope; None when its partitions differ."""

@@ -21,7 +21,7 @@ from xxhash import xxh64_digest
 
 from isthmus.config.bucket_properties import IMMEDIATE, KEEP, PROPERTIES, value_of
 from isthmus.config.schema import SettingScope, Value, file_name
-from isthmus.repl.controller.expected_settings import check_expected
+from isthmus.repl.controller.stored_setting import Setting, check_expected
 from isthmus.repl.metastore.port import Metastore, Versioned
 from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument, decode_json
 from isthmus.repl.model.errors import BadInput, Corruption
@@ -38,9 +38,6 @@ that are alike belong into a bucket type."""
 
 DOCUMENT_BYTES_MAX: Final = 400_000
 """Largest document, below what the metastore takes (512 KB); a change that would exceed it is refused."""
-
-WHO_MAX: Final = 200
-"""Characters of the author of a setting that are kept."""
 
 
 class TooManyProperties(BadInput):
@@ -61,17 +58,7 @@ class PropertyScope(NamedTuple):
         return self.bucket_type if self.bucket is None else f"{self.bucket_type}/{quote_from_bytes(self.bucket)}"
 
 
-@dataclass(frozen=True, slots=True)
-class PropertySetting:
-    """One property's value, who set it, when (wall clock, for people), and why: REASON_MAX characters at most."""
-
-    value: Value
-    by: str
-    at_ms: int
-    reason: str = ""
-
-
-Chosen = Mapping[str, PropertySetting]
+Chosen = Mapping[str, Setting]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +77,7 @@ class PropertySettings:
         """The effective settings: the scope's own before its bucket type's."""
         return {**self.own(PropertyScope(scope.bucket_type)), **self.own(scope)}
 
-    def by_scope(self, name: str, scope: PropertyScope) -> dict[SettingScope, PropertySetting]:
+    def by_scope(self, name: str, scope: PropertyScope) -> dict[SettingScope, Setting]:
         """The settings of one property that concern `scope`."""
         own = {} if scope.bucket is None else self.own(scope)
         chosen = {SettingScope.BUCKET: own, SettingScope.BUCKET_TYPE: self.own(PropertyScope(scope.bucket_type))}
@@ -101,7 +88,7 @@ class PropertySettings:
         return {name: setting.value for name, setting in self.chosen(scope).items()}
 
     def changed(
-        self, scope: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
+        self, scope: PropertyScope, changes: Mapping[str, Setting | None], *, alone: bool = False
     ) -> PropertySettings:
         """A copy with `changes` (None unsets one); with `alone` all other settings of the scope are unset. Raises
         TooManyProperties."""
@@ -159,7 +146,7 @@ class _PropertiesForm(Struct):
 def encode_properties(settings: PropertySettings) -> bytes:
     """Canonical bytes of the document."""
 
-    def rows(facts: Callable[[PropertySetting], Any]) -> list[tuple[str, str | None, dict[str, Any]]]:
+    def rows(facts: Callable[[Setting], Any]) -> list[tuple[str, str | None, dict[str, Any]]]:
         found = []
         for scope, chosen in settings.scopes.items():
             bucket = None if scope.bucket is None else quote_from_bytes(scope.bucket, safe="")
@@ -189,10 +176,10 @@ def decode_properties(found: Versioned | None) -> PropertySettings:
     return PropertySettings(scopes, found.version)
 
 
-def _setting(name: str, raw: Raw, reason: str) -> PropertySetting:
+def _setting(name: str, raw: Raw, reason: str) -> Setting:
     value, by, at_ms = decode_json(PROPERTIES_PATH, raw, tuple[Any, str, int])
     try:
-        return PropertySetting(PROPERTIES[name].typed(value), by, at_ms, reason)
+        return Setting(PROPERTIES[name].typed(value), by, at_ms, reason)
     except ValueError as error:
         raise Corruption(f"{PROPERTIES_PATH} in the metastore: {name}: {error!r:.200}") from error
 
@@ -224,7 +211,7 @@ def check_own(
 async def change_properties(
     metastore: Metastore,
     scope: PropertyScope,
-    changes: Mapping[str, PropertySetting | None],
+    changes: Mapping[str, Setting | None],
     *,
     alone: bool = False,
     expected: Mapping[str, Value] | None = None,

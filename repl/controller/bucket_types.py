@@ -18,9 +18,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from isthmus.config.dynamic_options import BY_FILE, MIN_ISR
-from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings, Setting, read_options
+from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings, read_options
 from isthmus.repl.controller.placement import ReplicaMap, check_nodes, placed
 from isthmus.repl.controller.reassignment_orders import ORDERS_DOCUMENT, ORDERS_PATH, Placement, read_placement
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.metastore.counters import CHAIN_COUNTER, PARTITIONS_COUNTER, StoredCounter
 from isthmus.repl.metastore.port import (
     Ambiguous,

@@ -17,9 +17,9 @@ import structlog
 from msgspec import UNSET, Struct, UnsetType
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
-from isthmus.config.schema import SettingScope
+from isthmus.config.schema import SettingScope, Value
 from isthmus.repl.controller.election import TIMERS, Timers
-from isthmus.repl.controller.expected_settings import check_expected
+from isthmus.repl.controller.stored_setting import Setting, check_expected
 from isthmus.repl.metastore.port import Metastore, Versioned
 from isthmus.repl.metastore.watched_document import Document, decode_json
 from isthmus.repl.model.record import PartitionRecord
@@ -28,23 +28,7 @@ log = structlog.get_logger(__name__)
 
 OPTIONS_PATH: Final = "/options"
 
-WHO_MAX: Final = 200
-"""Characters of the author of a setting that are kept."""
-
-Value = int | str
-
-Chosen = Mapping[str, "Setting"]
-
-
-class Setting(Struct, frozen=True, omit_defaults=True):
-    """One option's value, who set it, when (wall clock, for people), and why: REASON_MAX characters at most.
-
-    A program that does not know reasons ignores them, and drops all when it changes the document."""
-
-    value: Value
-    by: str
-    at_ms: int
-    reason: str = ""
+Chosen = Mapping[str, Setting]
 
 
 @dataclass(frozen=True, slots=True)

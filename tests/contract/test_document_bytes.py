@@ -8,12 +8,11 @@ import pytest
 
 from isthmus.repl.controller.bucket_properties import (
     PropertyScope,
-    PropertySetting,
     PropertySettings,
     decode_properties,
     encode_properties,
 )
-from isthmus.repl.controller.dynamic_options import OptionSettings, Setting, decode_options, encode_options
+from isthmus.repl.controller.dynamic_options import OptionSettings, decode_options, encode_options
 from isthmus.repl.controller.reassignment_orders import (
     DrainedNode,
     FinishedOrder,
@@ -23,6 +22,7 @@ from isthmus.repl.controller.reassignment_orders import (
 )
 from isthmus.repl.controller.reassignment_plan import ReplicaMove
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind, ReassignmentOrder
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.metastore.counters import CHAIN_COUNTER, StoredCounter
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import Corruption
@@ -39,11 +39,11 @@ OPTIONS_TEXT = (
 PROPERTIES = PropertySettings(
     {
         PropertyScope("notes"): {
-            "warn_siblings": PropertySetting(9, "a", 1),
-            "allow_mult": PropertySetting(False, "ann é", 2),
+            "warn_siblings": Setting(9, "a", 1),
+            "allow_mult": Setting(False, "ann é", 2),
         },
-        PropertyScope("notes", b"a/b \xff"): {"delete_mode": PropertySetting("keep", "a", 3)},
-        PropertyScope("a", b"b"): {"delete_mode": PropertySetting(3000, "a", 4)},
+        PropertyScope("notes", b"a/b \xff"): {"delete_mode": Setting("keep", "a", 3)},
+        PropertyScope("a", b"b"): {"delete_mode": Setting(3000, "a", 4)},
     }
 )
 PROPERTIES_TEXT = (
@@ -88,10 +88,10 @@ def test_reasons_are_beside_what_earlier_versions_read() -> None:
     properties = PropertySettings(
         {
             PropertyScope("notes"): {
-                "allow_mult": PropertySetting(False, "ann", 2),
-                "r": PropertySetting(1, "a", 1, "as in Riak"),
+                "allow_mult": Setting(False, "ann", 2),
+                "r": Setting(1, "a", 1, "as in Riak"),
             },
-            PropertyScope("notes", b"\xff"): {"delete_mode": PropertySetting("keep", "a", 3, "law")},
+            PropertyScope("notes", b"\xff"): {"delete_mode": Setting("keep", "a", 3, "law")},
         }
     )
     text = (

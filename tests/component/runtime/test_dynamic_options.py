@@ -12,7 +12,8 @@ import pytest
 
 from isthmus.config.settings import NodeSettings, ReplicationSettings, Settings
 from isthmus.node.services.live_options import EffectiveOptions, LiveOptions
-from isthmus.repl.controller.dynamic_options import OptionSettings, Setting, change_option
+from isthmus.repl.controller.dynamic_options import OptionSettings, change_option
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.model.errors import OutcomeUnknown, TooFewInSync
 from isthmus.repl.model.keys import Key

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.repl.controller.bucket_properties import PropertyCache, PropertyScope, PropertySetting, change_properties
+from isthmus.repl.controller.bucket_properties import PropertyCache, PropertyScope, change_properties
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.coordinator.tombstone_writes import TombstoneWrites
 from isthmus.repl.coordinator.write_batch import WriteLimits
@@ -70,8 +71,8 @@ async def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, start_cl
             await book.start()
             member.coordinator._properties = book
         changes = {
-            "allow_mult": PropertySetting(False, "ann", 1),
-            "max_object_size": PropertySetting(9, "ann", 1),
+            "allow_mult": Setting(False, "ann", 1),
+            "max_object_size": Setting(9, "ann", 1),
         }
         await change_properties(t.members["n2"].metastore, PropertyScope("default", b"b"), changes)
         await eventually(

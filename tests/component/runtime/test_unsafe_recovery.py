@@ -19,8 +19,9 @@ from isthmus.node.http.application import HttpApplication
 from isthmus.node.http.durations import RequestDurations
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
-from isthmus.repl.controller.dynamic_options import Setting, change_option
+from isthmus.repl.controller.dynamic_options import change_option
 from isthmus.repl.controller.election import ASK_MS
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.controller.unclean_election import ReplicaReport, most_complete
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import NotReady

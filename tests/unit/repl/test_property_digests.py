@@ -8,11 +8,11 @@ from isthmus.config.bucket_properties import Value
 from isthmus.repl.controller.bucket_properties import (
     OWN_BUCKETS_MAX,
     PropertyScope,
-    PropertySetting,
     PropertySettings,
     _digests,
     scope_digests,
 )
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.property_digests import (
     MUST_AGREE,
     NAMED_MAX,
@@ -33,7 +33,7 @@ ORDERS = PropertyScope("default", b"orders")
 
 def settings_of(scopes: dict[PropertyScope, dict[str, Value]]) -> PropertySettings:
     return PropertySettings({
-        scope: {name: PropertySetting(value, "ann", 1) for name, value in values.items()}
+        scope: {name: Setting(value, "ann", 1) for name, value in values.items()}
         for scope, values in scopes.items()
     })  # fmt: skip
 

@@ -10,7 +10,7 @@ from isthmus.aae.exchange import wire as tree_wire
 from isthmus.aae.scheduling import scheduler
 from isthmus.node.http.responses import status_of
 from isthmus.queues import wire
-from isthmus.repl.controller import bucket_properties, expected_settings, reassignment_plan, reassignments
+from isthmus.repl.controller import bucket_properties, reassignment_plan, reassignments, stored_setting
 from isthmus.repl.coordinator import routing, write_batch
 from isthmus.repl.model import conditions, errors
 from isthmus.repl.model import properties as model_properties
@@ -62,7 +62,7 @@ def test_the_documented_table_is_complete_and_true():
         write_batch,
         write_batch,
         bucket_properties,
-        expected_settings,
+        stored_setting,
         reassignments,
         reassignment_plan,
         reassignments,

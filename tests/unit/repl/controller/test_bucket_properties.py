@@ -14,14 +14,13 @@ from isthmus.repl.controller.bucket_properties import (
     PROPERTIES_PATH,
     PropertyCache,
     PropertyScope,
-    PropertySetting,
     PropertySettings,
     TooManyProperties,
     change_properties,
     decode_properties,
     encode_properties,
 )
-from isthmus.repl.controller.expected_settings import ChangedMeanwhile
+from isthmus.repl.controller.stored_setting import ChangedMeanwhile, Setting
 from isthmus.repl.metastore import watched_document
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import Corruption, NotReady
@@ -41,9 +40,9 @@ def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_document, "POLL_S", 60)
 
 
-def a_setting(value: Value) -> PropertySetting:
+def a_setting(value: Value) -> Setting:
     """A setting with an author and a time."""
-    return PropertySetting(value, "ann@desk", 17)
+    return Setting(value, "ann@desk", 17)
 
 
 async def nodes(count: int) -> list[MemoryMetastore]:

@@ -12,7 +12,6 @@ from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.dynamic_options import (
     OPTIONS_PATH,
     OptionSettings,
-    Setting,
     change_option,
     decode_options,
     effective_min_isr,
@@ -20,7 +19,7 @@ from isthmus.repl.controller.dynamic_options import (
     read_options,
 )
 from isthmus.repl.controller.election import TIMERS, Timers, response_timeout_ms
-from isthmus.repl.controller.expected_settings import ChangedMeanwhile
+from isthmus.repl.controller.stored_setting import ChangedMeanwhile, Setting
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import Member, PartitionRecord
 from tests.support.controller_cluster import Cluster, eventually, running

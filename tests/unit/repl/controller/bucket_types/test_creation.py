@@ -14,9 +14,10 @@ from isthmus.repl.controller.bucket_types import (
     DefaultTypeCreation,
     PlacementDiffers,
 )
-from isthmus.repl.controller.dynamic_options import OptionSettings, Setting
+from isthmus.repl.controller.dynamic_options import OptionSettings
 from isthmus.repl.controller.placement import BadReplicaMap, computed, placed
 from isthmus.repl.controller.reassignment_orders import change_placement
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.metastore.counters import CHAIN_COUNTER, PARTITIONS_COUNTER
 from isthmus.repl.model.errors import Corruption, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Member, PartitionStatus, Registration

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from isthmus.repl.controller.bucket_types import BucketTypeExists, BucketTypeSpec, DefaultType, create_bucket_type
-from isthmus.repl.controller.dynamic_options import Setting, read_options
+from isthmus.repl.controller.dynamic_options import read_options
 from isthmus.repl.controller.placement import BadReplicaMap, computed, placed
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.model.errors import BadInput
 from tests.support.controller_cluster import Cluster, eventually, running
 

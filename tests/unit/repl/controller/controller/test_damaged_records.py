@@ -13,13 +13,13 @@ from isthmus.repl.controller.bucket_properties import (
     PROPERTIES_PATH,
     PropertyCache,
     PropertyScope,
-    PropertySetting,
     change_properties,
 )
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings
 from isthmus.repl.controller.reassigner import ELECTION_MS, Reassigner
 from isthmus.repl.controller.reassignments import PlanningInput
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.metastore.codecs import encode_record
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
@@ -144,7 +144,7 @@ async def test_a_refused_read_stops_no_watched_document(monkeypatch: pytest.Monk
     book = PropertyCache(metastore)
     await book.start()
     document = WatchedDocument(metastore, OPTIONS_DOCUMENT, OptionSettings(), DocumentEvents("a"))
-    setting = PropertySetting(True, "ann", 1)
+    setting = Setting(True, "ann", 1)
     with monkeypatch.context() as patched:
         patched.setattr(metastore, "get", refused)
         book._document.on_hint(PROPERTIES_PATH)

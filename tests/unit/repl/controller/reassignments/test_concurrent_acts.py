@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.repl.controller.bucket_types import BucketTypeSpec, create_bucket_type
-from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, Setting, change_option
+from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, change_option
 from isthmus.repl.controller.reassignment_orders import (
     ORDERS_PATH,
     FinishedOrder,
@@ -30,6 +30,7 @@ from isthmus.repl.controller.reassignments import (
     submit,
     undrain,
 )
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.metastore.liveness import IDS_PATH
 from isthmus.repl.metastore.port import Metastore, Unavailable, Versioned
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown

@@ -11,12 +11,13 @@ import pytest
 from isthmus.config.dynamic_options import MIN_ISR, MOVES_AT_ONCE
 from isthmus.repl.controller import controller, reassigner
 from isthmus.repl.controller.bucket_types import DefaultType
-from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, Setting, change_option
+from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, change_option
 from isthmus.repl.controller.leader_balancer import BalanceOptions
 from isthmus.repl.controller.placement import BadReplicaMap
 from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, change_placement, encode_placement
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind
 from isthmus.repl.controller.reassignments import ReassignmentRequest, cancel, planned, submit, undrain
+from isthmus.repl.controller.stored_setting import Setting
 from isthmus.repl.metastore.port import VersionConflict, Versioned
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from tests.support.controller_cluster import Cluster, eventually, running
