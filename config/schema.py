@@ -69,13 +69,14 @@ class SettingDefinition:
 
     @property
     def meaning(self) -> str:
-        """What it does, in one line. Raises ValueError for a field without a docstring."""
+        """What it does, in one line, and when that counts unless at the next start or at once. Raises ValueError for a
+        field without a docstring."""
         if self.own_text or self.section is None:
             return self.own_text
         found = _docstrings(self.section.__module__).get((self.section.__name__, self.field))
         if found is None:
             raise ValueError(f"{self.section.__name__}.{self.field} has no docstring")
-        return found
+        return found + _WHEN.get(self.effect, "")
 
     @property
     def scopes_text(self) -> str:
@@ -131,6 +132,17 @@ def sections_of(section: type) -> list[Section]:
     return [key for key in keys_of(section).values() if isinstance(key, Section)]
 
 
+def reloaded(settings: Settings, found: Settings) -> Settings:
+    """`settings` with those of `found` that a running node reads again."""
+    sections = {}
+    for section in sections_of(Settings):
+        now, new = (getattr(each, section.field) for each in (settings, found))
+        again = [key.field for key in settings_of(section.kind).values() if key.effect is Effect.RELOAD]
+        if again:
+            sections[section.field] = dataclasses.replace(now, **{field: getattr(new, field) for field in again})
+    return dataclasses.replace(settings, **sections)
+
+
 def file_name(field_name: str) -> str:
     """The key of a field: its name without the unit."""
     if field_name.endswith("_bytes"):
@@ -138,6 +150,12 @@ def file_name(field_name: str) -> str:
         return bare if bare.endswith(("_size", "_limit")) else f"{bare}_size"
     return field_name.removesuffix("_ms").removesuffix("_count")
 
+
+_WHEN: Final[Mapping[Effect, str]] = {
+    Effect.CREATION: " Counts when the cluster is created, never later.",
+    Effect.RELOAD: " SIGHUP reads it again.",
+}
+"""The last sentence of the meaning of settings whose effect is an exception."""
 
 _UNITS: Final[Mapping[str, Unit]] = {"_ms": MILLISECONDS, "_rate_limit_bytes": BYTES_A_SECOND, "_bytes": BYTES}
 """Ends of fields' names and their units, the first that fits."""
@@ -156,8 +174,8 @@ def _key(section: type, name: str, hint: Any, default: Any, *, required: bool) -
         return Section(name, name, get_args(hint)[0], True, required, default)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and hint is not Address:
         return Section(name, name, hint, False, required, default)
-    said = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    form = next((each for each in said if isinstance(each, Form)), None) or _FORMS.get(hint)
+    plain, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    form = next((each for each in said if isinstance(each, Form)), None) or _FORMS.get(plain)
     effect = next((each for each in said if isinstance(each, Effect)), Effect.START)
     assert form is not None, f"{section.__name__}.{name} has no form"
     if isinstance(form, WholeNumber) and form.unit is COUNT:

@@ -9,7 +9,7 @@ their paths.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -48,10 +48,19 @@ SINK_WORKERS_MAX: Final = 256
 class Effect(Enum):
     """When a new value of a setting, option or property takes effect."""
 
-    START = "at the node's next start"
-    RELOAD = "when the node gets SIGHUP"
-    AT_ONCE = "at once"
-    NONE = "never: it is stored and shown"
+    START = auto()
+    """At the node's next start."""
+
+    CREATION = auto()
+    """Never; the value that counts is the one when the cluster is created."""
+
+    RELOAD = auto()
+    """When the node gets SIGHUP."""
+
+    AT_ONCE = auto()
+
+    NONE = auto()
+    """Never: it is stored and shown for Riak's clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,19 +422,18 @@ class ReplicationSettings:
     copy is not trusted any more: where it is the only one, its partitions stay offline."""
 
     # 0 is the default; more than seven replicas have no known use.
-    factor: Annotated[int, WholeNumber(0, 7)] = 0
-    """Replicas of each partition of the bucket type `default`; counts when the cluster is created. 0: 3 where
-    `metastore.hosts` is set, 1 with the embedded metastore, which is for one node and has no more."""
+    factor: Annotated[int, WholeNumber(0, 7), Effect.CREATION] = 0
+    """Replicas of each partition of the bucket type `default`. 0: 3 where `metastore.hosts` is set, 1 with the embedded
+    metastore, which is for one node and has no more."""
 
-    min_isr: Annotated[int, WholeNumber(0, 7)] = 0
-    """Replicas that must hold a write before it is acknowledged, clamped to 1 .. factor; counts when the cluster is
-    created, later the [option](#dynamic-options) `replication.min.isr` does. 0: one less than the factor, at least
-    1."""
+    min_isr: Annotated[int, WholeNumber(0, 7), Effect.CREATION] = 0
+    """Replicas that must hold a write before it is acknowledged, clamped to 1 .. factor: the first value of the
+    [option](#dynamic-options) `replication.min.isr`. 0: one less than the factor, at least 1."""
 
-    placement: Annotated[str, Choice("computed", "file")] = "computed"
-    """How `default` is placed when the cluster is created. `file`: the cluster waits for `isthmus partition assign`."""
+    placement: Annotated[str, Choice("computed", "file"), Effect.CREATION] = "computed"
+    """How `default` is placed. `file`: the cluster waits for `isthmus partition assign`."""
 
-    ignore_rack_assignment: bool = False
+    ignore_rack_assignment: Annotated[bool, Effect.CREATION] = False
     """Place without regard to racks; without it, racks on some nodes only are refused."""
 
     max_time_lag_ms: Annotated[int, WholeNumber(100, 1 * HOUR)] = 3_000
@@ -483,9 +491,8 @@ class ReplicationSettings:
     bounds the cost of a node that comes and goes."""
 
     # Each partition costs a metastore record and rows of its own; with 1,024 both stay small.
-    partitions: Annotated[int, WholeNumber(1, 1024)] = 12
-    """Partitions of the bucket type `default`; counts when the cluster is created, never later. 12 divides evenly by 2,
-    3, 4 and 6."""
+    partitions: Annotated[int, WholeNumber(1, 1024), Effect.CREATION] = 12
+    """Partitions of the bucket type `default`. 12 divides evenly by 2, 3, 4 and 6."""
 
     log_size_bytes: Annotated[int, WholeNumber(1 * MB, 1000 * GB)] = 1 * GB
     """Size of the node's log above which its oldest file is deleted, once the store has it durably, and a full log file

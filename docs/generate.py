@@ -342,8 +342,6 @@ def setting_row(setting: SettingDefinition) -> tuple[str, str, str, str]:
     """One key: its default, its range and its meaning, with the ways to change it while the node runs."""
     default = "required" if setting.required else f"`{setting.form.text(setting.default)}`"
     meaning = setting.meaning
-    if setting.effect is Effect.RELOAD:
-        meaning += " SIGHUP reads it again."
     for option in OPTIONS.values():
         if (option.section, option.field) == (setting.section, setting.field):
             meaning += f" While the cluster runs: [option](#dynamic-options) `{option.name}`."

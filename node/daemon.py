@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import gc
 import os
@@ -39,6 +38,7 @@ from isthmus.aae import fullsync_metrics
 from isthmus.aae.row_stream import streams
 from isthmus.aae.trees import tree_cache
 from isthmus.config.loader import ConfigError, load_file
+from isthmus.config.schema import reloaded
 from isthmus.config.settings import Settings
 from isthmus.config.text import quantity
 from isthmus.node.admin_api import live
@@ -566,7 +566,7 @@ class Node:
             logs.set_level(found.log.level)
             self._level = found.log.level
             self.services.journal.limit(found.log.audit_size_bytes, found.log.audit_files_count)
-            restart = dataclasses.replace(found, log=self.settings.log) != self.settings
+            restart = found != reloaded(self.settings, found)
         said = log.warning if troubles else log.info
         said("node.reloaded", log_level=self._level, troubles=troubles, changed_settings_need_a_restart=restart)
         return troubles
