@@ -2,7 +2,8 @@
 
 A finding needs the answers of all nodes, so it is the cluster's and no node's. The first REPORTERS nodes by name judge
 for all: however large the cluster, a round of scrapes costs no more than two open dashboards, and a node that hangs
-leaves another one that reports. The others have no samples of it.
+leaves another one that reports. The others have no samples of it. Whether a node is a reporter is a metric, too: no
+finding and no reporter look alike otherwise.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ HELP: Final[Mapping[str, Family]] = {
         "findings",
         ("code", "severity", "subject"),
     ),
+    "isthmus_findings_reporter": Family(
+        "1 at a node that reports isthmus_findings, else 0. Where Prometheus scrapes no node that has 1, it has no "
+        "findings of the cluster.",
+        "0 or 1",
+        "findings",
+    ),
 }
 """Name -> metric definition (see repl.telemetry)."""
 
@@ -59,11 +66,13 @@ class FindingMetrics:
         self._document = document
         self._registered = registered
         self._counts: Counter[Key] = Counter()
+        self._is_reporter = False
 
     async def measure(self) -> None:
         """Judge, where this node reports; takes WAIT_S at most. What cannot be judged in time is a finding itself."""
         registered = sorted(self._registered())
-        if self._node in registered[REPORTERS:]:
+        self._is_reporter = self._node not in registered[REPORTERS:]
+        if not self._is_reporter:
             self._counts = Counter()
             return
         try:
@@ -79,6 +88,7 @@ class FindingMetrics:
 
     def samples(self) -> Iterator[Sample]:
         """Samples of the last judgement."""
+        yield "isthmus_findings_reporter", {}, float(self._is_reporter)
         for (code, severity, subject), count in self._counts.items():
             yield "isthmus_findings", {"code": code, "severity": severity, "subject": subject}, count
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from isthmus.node.services.finding_codes import CODES, UNKNOWN, Code
-from tests.component.alerts.record import CASES, RECORDS, RULES, rule_metrics
+from tests.component.alerts.record import CASES, RECORDS, RULES, recorded_metrics
 
 BEFORE_S: Final = 600
 """How long the clusters stay as in the first scrape, unless the fault was there from the start."""
@@ -116,9 +116,14 @@ def samples_of(name: str, runs: list[list[Any]], before: int, after: int) -> str
 
 
 def promtool_test(record: dict[str, Any], expected: Expected) -> dict[str, Any]:
-    """A file of promtool's tests for one record."""
+    """A file of promtool's tests for one record. Each node that answers reports findings, and there are none."""
     before = BEFORE_S if record["fault_at"] else 0
-    series = record["series"]
+    reporters = {
+        name.replace("up{", "isthmus_findings_reporter{"): runs
+        for name, runs in record["series"].items()
+        if name.startswith("up{")
+    }
+    series = record["series"] | reporters
     scrapes = max(sum(count for _, count in runs) for runs in series.values())
     end = before + scrapes + expected.after_s
 
@@ -189,10 +194,11 @@ def test_a_fault_fires_its_alerts_and_no_other(case: str, tmp_path: Path) -> Non
 def test_every_alert_fires_on_a_record_or_a_finding() -> None:
     """Each rule has a fault or a finding that it is tested with; each case has a record of the metrics that the rules
     use now."""
-    assert set(alerts_of_rules()) == ON_FINDINGS.union(*(expected.alerts for expected in EXPECTED.values()))
+    of_records = (expected.alerts for expected in EXPECTED.values())
+    assert set(alerts_of_rules()) == ON_FINDINGS.union({NOT_REPORTED}, *of_records)
     assert set(EXPECTED) == set(CASES) == {path.stem for path in RECORDS.glob("*.json")}
     seen = {name.partition("{")[0] for case in CASES for name in recorded(case)["series"]}
-    assert seen == rule_metrics() - {"isthmus_findings"}
+    assert seen == recorded_metrics()
 
 
 def firing_with(*expected: tuple[str, str]) -> list[dict[str, Any]]:
@@ -297,6 +303,46 @@ def test_what_a_node_that_is_down_does_not_tell_is_no_alert_of_its_own(tmp_path:
         for series, samples in zip([[down, silent], [silent]], expected, strict=True)
     ]
     done = promtool_on(tmp_path, tests)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+NOT_REPORTED: Final = "IsthmusFindingsNotReported"
+
+
+def target(metric: str, node: str, values: str, cluster: str = "east") -> dict[str, str]:
+    """A series of a scraped node that has no labels of its own."""
+    return {"series": f'{metric}{{job="isthmus",cluster="{cluster}",instance="{node}"}}', "values": values}
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize(
+    ("reporters", "up", "fires"),
+    [
+        ({"n3": "0+0x40"}, {"n1": "0+0x40", "n2": "0+0x40", "n3": "1+0x40"}, True),
+        ({"n3": "0+0x40"}, {"n3": "1+0x40"}, True),
+        ({}, {"n3": "1+0x40"}, True),
+        ({"n2": "1+0x40", "n3": "0+0x40"}, {"n1": "0+0x40", "n2": "1+0x40", "n3": "1+0x40"}, False),
+        ({"n3": "0+0x5 1+0x34"}, {"n1": "0+0x40", "n2": "0+0x40", "n3": "1+0x40"}, False),
+        ({}, {"n1": "0+0x40", "n2": "0+0x40"}, False),
+    ],
+    ids=["both do not answer", "both are not configured", "earlier version", "one answers", "next one", "all are down"],
+)
+def test_a_cluster_whose_reporters_are_not_scraped_is_an_alert(
+    tmp_path: Path, reporters: dict[str, str], up: dict[str, str], fires: bool
+) -> None:
+    """Of that cluster alone, and once for it, while other nodes of it answer; where none does, it is told of each node
+    that it is down."""
+    series = [target("up", node, values) for node, values in up.items()]
+    series += [target("isthmus_findings_reporter", node, values) for node, values in reporters.items()]
+    series += [target(metric, "w1", "1+0x40", "west") for metric in ("up", "isthmus_findings_reporter")]
+    labels = f'{{alertname="{NOT_REPORTED}",severity="warning",cluster="east"}}'
+    samples = [{"labels": labels, "value": 1}] if fires else []
+    expr = f'count by (alertname, severity, cluster) (ALERTS{{alertstate="firing",alertname="{NOT_REPORTED}"}})'
+    tests = [
+        {"expr": expr, "eval_time": "9m", "exp_samples": []},
+        {"expr": expr, "eval_time": "40m", "exp_samples": samples},
+    ]
+    done = promtool_on(tmp_path, [{"input_series": series, "promql_expr_test": tests}])
     assert done.returncode == 0, done.stdout + done.stderr
 
 

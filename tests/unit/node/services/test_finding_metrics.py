@@ -42,7 +42,11 @@ async def shown(judge: Judge, node: str = "e1", registered: list[str] = NODES) -
     """(code, severity, subject) -> the value that a scrape of a node shows."""
     metrics = FindingMetrics(node, judge.document, lambda: registered)
     await metrics.measure()
-    return {(one["code"], one["severity"], one["subject"]): value for _, one, value in metrics.samples()}
+    return {
+        (one["code"], one["severity"], one["subject"]): value
+        for name, one, value in metrics.samples()
+        if name == "isthmus_findings"
+    }
 
 
 async def test_findings_are_counted_by_code_severity_and_subject() -> None:
@@ -73,10 +77,23 @@ async def test_a_node_that_stops_reporting_shows_its_last_judgement_no_more() ->
     judge, registered = Judge(finding("lag", "warning", "queue q")), ["e2", "e3", "e4"]
     metrics = FindingMetrics("e3", judge.document, lambda: registered)
     await metrics.measure()
-    assert list(metrics.samples())
+    reporter, shown_before = metrics.samples()
+    assert reporter == ("isthmus_findings_reporter", {}, 1.0)
+    assert shown_before[0] == "isthmus_findings"
     registered.append("e1")
     await metrics.measure()
-    assert not list(metrics.samples())
+    assert list(metrics.samples()) == [("isthmus_findings_reporter", {}, 0.0)]
+
+
+async def test_a_reporter_without_findings_is_told_from_a_node_that_does_not_report() -> None:
+    """Neither has samples of findings; the gauge is 1 at the reporter alone, also where it could not judge."""
+    judge = Judge()
+    judge.fails = NotReady("the node stops")
+    for node in [*NODES, "e9"]:
+        metrics = FindingMetrics(node, judge.document, lambda: NODES)
+        await metrics.measure()
+        values = [value for name, _, value in metrics.samples() if name == "isthmus_findings_reporter"]
+        assert values == [float(node in (*NODES[:REPORTERS], "e9"))], node
 
 
 async def test_what_cannot_be_judged_is_a_finding() -> None:
