@@ -42,12 +42,12 @@ class ReplicationAdmin:
     async def lag(self, _request: Request) -> Reply:
         """How far each other cluster is behind, by queue and bucket type; null where a node does not answer.
 
-        `lag`: rows. `seconds`: age of the oldest change that is not acknowledged, in the worst partition; `objects`:
-        keys whose newest change is not acknowledged; `bytes`: their size; `in_flight`: changes under lease. `reason`:
-        what delays changes, or why a number is null. `unknown_partitions`: those that no node reports. `proven_ms`:
-        as of when full-sync found all of this cluster's changes there. With `both_ways` the clusters are to be equal,
-        and were so at `equal_ms` (null: never). `proofs_unknown_at`: nodes that do not answer and may have newer
-        proofs.
+        `lag`: rows. `seconds`: age of the oldest change that is not acknowledged, in the worst partition; where it is
+        null, `at_least_s` is the age in the worst one that is known. `objects`: keys whose newest change is not
+        acknowledged; `bytes`: their size; `in_flight`: changes under lease. `reason`: what delays changes, or why a
+        number is null. `unknown_partitions`: those that no node reports. `proven_ms`: as of when full-sync found all of
+        this cluster's changes there. With `both_ways` the clusters are to be equal, and were so at `equal_ms` (null:
+        never). `proofs_unknown_at`: nodes that do not answer and may have newer proofs.
         """
         return json_reply(await self.lag_document())
 

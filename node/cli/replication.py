@@ -51,11 +51,17 @@ def _proven(row: Row) -> str:
     return "unknown" if isinstance(at_ms, int) and proven_ms > at_ms + AHEAD_MS else moment(proven_ms)
 
 
+def _seconds(row: Row) -> Any:
+    """How far it is behind, or at least; None: unknown."""
+    seconds, least = row.get("seconds"), row.get("at_least_s")
+    return f"at least {least}" if seconds is None and least is not None else seconds
+
+
 LAGS: Final = TableSpec(
     ("cluster", _cluster),
     "queue",
     ("type", "bucket_type"),
-    "seconds",
+    ("seconds", _seconds),
     "objects",
     column("bytes", leave=2),
     column("proven as of", _proven, leave=1),
@@ -95,10 +101,12 @@ def lag_command(over_ms: int | None, query: AdminCommand) -> None:
             click.echo(printable(f"{queue}: {gaps_of} that no full-sync has proven yet (`isthmus gaps {queue}`)"))
     if over_ms is None:
         return
-    late = [row for row in rows if row.get("seconds") is not None and 1000 * row["seconds"] > over_ms]
-    if late:
-        worst = max(late, key=lambda row: float(row["seconds"]))
-        sentence = f"queue {worst['queue']}, bucket type {worst['bucket_type']}: {worst['seconds']:.1f} s behind"
+    # What is known of a row that is unknown as a whole counts, too: it is late by as much at least.
+    known = [(row, row["seconds"], "") for row in rows if row.get("seconds") is not None]
+    known += [(row, row["at_least_s"], "at least ") for row in rows if row.get("at_least_s") is not None]
+    worst, seconds, least = max(known, key=lambda one: float(one[1]), default=({}, 0.0, ""))
+    if 1000 * seconds > over_ms:
+        sentence = f"queue {worst['queue']}, bucket type {worst['bucket_type']}: {least}{seconds:.1f} s behind"
         raise CommandFailed(Exit.DIFFERS, "lag", sentence)
     unknown = next((row for row in rows if row.get("seconds") is None), None)
     if unknown is not None:

@@ -150,11 +150,12 @@ def _links(links: Sequence[Row], at_ms: int, width: int) -> list[str]:
 
 
 def _link_cells(row: Row, at_ms: int) -> list[Any]:
-    seconds = row["seconds"]
+    seconds, least = row["seconds"], row["at_least_s"]
+    unknown = None if least is None else f"at least {milliseconds(1000 * least)}"
     return [
         f"{row['from']} \u2192 {row['to'] or 'nobody yet'}",
         row["queue"],
-        None if seconds is None else milliseconds(1000 * seconds),
+        unknown if seconds is None else milliseconds(1000 * seconds),
         row["objects"],
         _proven(row, at_ms),
     ]

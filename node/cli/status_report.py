@@ -139,6 +139,9 @@ def _dead_letters(of: StatusAnswers) -> int | None:
 
 # --- links ---
 
+LAG_NUMBERS: Final = ("seconds", "at_least_s", "objects", "bytes", "proven_ms", "equal_ms")
+"""Fields of a lag that a link has, and each of its bucket types."""
+
 
 def links_of(clusters: Sequence[StatusAnswers]) -> list[dict[str, Any]]:
     """A row for each queue and the cluster that owns it: how far that one is behind, and why."""
@@ -189,6 +192,7 @@ def _link(
         "queue": queue,
         "state": state.name.lower(),
         "seconds": _most(rows, "seconds"),
+        "at_least_s": _at_least(rows),
         "objects": _sum(rows, "objects"),
         "bytes": _sum(rows, "bytes"),
         "proven_ms": _earliest(proven),
@@ -196,13 +200,7 @@ def _link(
         "both_ways": bool(equal),
         "equal_ms": _earliest(equal) if equal else None,
         "causes": causes[:CAUSES_MAX],
-        "bucket_types": [
-            {
-                key: row.get(key)
-                for key in ("bucket_type", "seconds", "objects", "bytes", "proven_ms", "equal_ms", "reason")
-            }
-            for row in rows
-        ],
+        "bucket_types": [{key: row.get(key) for key in ("bucket_type", *LAG_NUMBERS, "reason")} for row in rows],
     }
 
 
@@ -215,6 +213,13 @@ def _most(rows: Sequence[Row], key: str) -> float | None:
     numbers = [row.get(key) for row in rows]
     known = [number for number in numbers if isinstance(number, int | float)]
     return max(known) if len(known) == len(numbers) else None
+
+
+def _at_least(rows: Sequence[Row]) -> float | None:
+    """The largest lag that is known, where one is not; None where nothing is late in what is known."""
+    if all(row.get("seconds") is not None for row in rows):
+        return None
+    return max(float(row.get("seconds") or row.get("at_least_s") or 0) for row in rows) or None
 
 
 def _sum(rows: Sequence[Row], key: str) -> int | None:
@@ -265,7 +270,7 @@ def _links_from_elsewhere(
             "to": sink.name,
             "queue": queue,
             "state": "unknown",
-            **dict.fromkeys(("seconds", "objects", "bytes", "proven_ms", "equal_ms", "proofs_unknown_at")),
+            **dict.fromkeys((*LAG_NUMBERS, "proofs_unknown_at")),
             "both_ways": False,
             "causes": [
                 f"{_unheard(name, mute)}: it alone knows how far {sink.name} is behind",

@@ -140,14 +140,18 @@ def staleness_facts(cluster: Mapping[str, Any]) -> list[Fact]:
 
 
 def lag_facts(rows: Sequence[Mapping[str, Any]], limits: ProbeThresholds) -> list[Fact]:
-    """A fact for each queue and bucket type: rows of `/admin/lag`."""
+    """A fact for each queue and bucket type: rows of `/admin/lag`. A row that is unknown as a whole is judged by the
+    part that is known, where that is late."""
     facts = []
     for row in rows:
         about = Code.LAG, f"queue {cell(row.get('queue'))}"
         where = f"queue {cell(row.get('queue'))}, bucket type {cell(row.get('bucket_type'))}"
         because = f" ({row['reason']})" if row.get("reason") else ""
-        seconds = _number(row.get("seconds"))
-        if seconds is None:
+        seconds, least = _number(row.get("seconds")), _number(row.get("at_least_s")) or 0
+        if seconds is None and (state := limits.state(1000 * least)) is not ProbeState.OK:
+            sentence = f"{where}: at least {milliseconds(1000 * least)} behind, more is not known{because}"
+            facts.append(Fact(state, sentence, *about))
+        elif seconds is None:
             facts.append(Fact(ProbeState.UNKNOWN, f"{where}: how far it is behind is not known{because}", *about))
         else:
             waiting = f", keys that wait: {cell(row.get('objects'))}"

@@ -49,7 +49,7 @@ class NodeLags(msgspec.Struct, frozen=True):
     """See `FullSyncStatus.proven`."""
 
 
-class LagRow(msgspec.Struct, frozen=True):
+class LagRow(msgspec.Struct, frozen=True, kw_only=True):
     """How far the cluster that owns a queue is behind in a bucket type: a row of `/admin/lag`; null: not known."""
 
     queue: str
@@ -59,6 +59,9 @@ class LagRow(msgspec.Struct, frozen=True):
     bucket_type: str
     seconds: float | None
     """The worst partition's."""
+    at_least_s: float | None = None
+    """Where `seconds` is not known: the worst partition's of those that are known; null where nothing waits in these. A
+    node of an earlier version reports none."""
     objects: int | None
     bytes: int | None
     in_flight: int | None
@@ -116,6 +119,7 @@ def lag_rows(answers: Mapping[str, NodeLags | None], records: Mapping[int, Parti
             whole = not missing
             seconds = [part.seconds for part in found]
             late = max((one for one in seconds if one is not None), default=0.0)
+            is_known = whole and None not in seconds
             rows.append(
                 LagRow(
                     queue=name,
@@ -125,7 +129,8 @@ def lag_rows(answers: Mapping[str, NodeLags | None], records: Mapping[int, Parti
                     if missing
                     else "; ".join(each for each in (*told, _held(found)) if each),
                     bucket_type=bucket_type,
-                    seconds=late if whole and None not in seconds else None,
+                    seconds=late if is_known else None,
+                    at_least_s=None if is_known else late or None,
                     objects=_sum([part.objects for part in found], whole=whole),
                     bytes=_sum([part.bytes for part in found], whole=whole),
                     in_flight=_sum([part.in_flight for part in found], whole=whole),

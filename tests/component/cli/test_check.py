@@ -59,6 +59,25 @@ def test_lag_is_judged_by_its_worst_row(listener: FakeAdminListener, capsys: pyt
     assert lag()[0] == UNKNOWN
 
 
+def test_the_known_part_of_an_unknown_lag_is_judged(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it is late it is no less a problem than a lag that is known; where it is not, the lag is unknown."""
+    listener.respond("/admin/cluster", CLUSTER)
+
+    def lag(least: float | None) -> tuple[int, str]:
+        row = {**LAG, "seconds": None, "objects": None, "at_least_s": least, "reason": "node east-2 does not answer"}
+        listener.respond("/admin/lag", {"lag": [row], "at_ms": 9})
+        return cli.main(["check", "lag"]), printed(capsys)
+
+    unknown = "LAG UNKNOWN: queue to-west, bucket type default: how far it is behind is not known"
+    for least in (None, 0.0, 30.0):
+        assert lag(least) == (UNKNOWN, f"{unknown} (node east-2 does not answer)")
+    late = "queue to-west, bucket type default: at least 40.0 s behind, more is not known"
+    assert lag(40.0) == (WARNING, f"LAG WARNING: {late} (node east-2 does not answer)")
+    assert lag(400.0)[0] == CRITICAL
+
+
 def test_a_bar_or_a_line_in_a_reason_stays_in_the_line(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:

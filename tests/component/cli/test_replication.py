@@ -55,7 +55,18 @@ def test_lag_is_the_worst_partitions_and_unknown_with_any_unknown() -> None:
     (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, None, None))}, records)
     assert (row.seconds, row.objects, row.bytes) == (None, 4, None)
     (row,) = lag_rows({"e1": node_lag(part(0), part(1, 99.0)), "e2": node_lag(part(1))}, records)
-    assert row.seconds == 1.0, "the leader by the record has the word"
+    assert (row.seconds, row.at_least_s) == (1.0, None), "the leader by the record has the word"
+
+
+def test_of_a_lag_that_is_not_known_the_known_part_is_reported() -> None:
+    """Beside an unknown partition and beside a silent node; nothing where the known ones have nothing that waits."""
+    records = {0: led(0, "e1"), 1: led(1, "e2")}
+    (row,) = lag_rows({"e1": node_lag(part(0, 400.0)), "e2": node_lag(part(1, None))}, records)
+    assert (row.seconds, row.at_least_s) == (None, 400.0)
+    (row,) = lag_rows({"e1": node_lag(part(0, 400.0)), "e2": None}, records)
+    assert (row.seconds, row.at_least_s) == (None, 400.0)
+    (row,) = lag_rows({"e1": node_lag(part(0, 0.0)), "e2": None}, records)
+    assert (row.seconds, row.at_least_s) == (None, None)
 
 
 def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:
@@ -227,6 +238,14 @@ def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
     assert "queue q, bucket type notes: 7.5 s behind" in shown.err
     listener.respond("/admin/lag", {"lag": [{**row, "seconds": None, "reason": "node e2 does not answer"}], "at_ms": 1})
     assert cli.main(["lag", "--over", "7"]) == Exit.UNAVAILABLE
+    assert "node e2 does not answer" in capsys.readouterr().err
+    partly = {**row, "seconds": None, "at_least_s": 7.5, "reason": "node e2 does not answer"}
+    listener.respond("/admin/lag", {"lag": [partly], "at_ms": 1})
+    assert cli.main(["lag", "--over", "7"]) == Exit.DIFFERS
+    shown = capsys.readouterr()
+    assert "at least 7.5" in shown.out
+    assert "queue q, bucket type notes: at least 7.5 s behind" in shown.err
+    assert cli.main(["lag", "--over", "8"]) == Exit.UNAVAILABLE
     assert "node e2 does not answer" in capsys.readouterr().err
     listener.respond("/admin/lag", {"lag": [], "at_ms": 1})
     assert cli.main(["lag"]) == Exit.OK

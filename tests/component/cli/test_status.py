@@ -326,6 +326,25 @@ def test_no_proof_is_never_only_while_all_nodes_answer() -> None:
         assert shown_link.split()[-1] == word
 
 
+def test_a_link_of_which_a_part_is_known_to_be_late_is_as_late_at_least() -> None:
+    """The mark is that of the finding; a bucket type that is known counts beside one that is not. Where nothing that is
+    known is late, the link is unknown."""
+    for seconds, least, mark, behind in (
+        (0.0, 400.0, "\u2717", "at least 6.7 min"),
+        (400.0, None, "\u2717", "at least 6.7 min"),
+        (0.0, None, "?", "unknown"),
+    ):
+        lag = lag_answer("east")
+        unknown = {"bucket_type": "carts", "seconds": None, "at_least_s": least, "objects": None}
+        lag["lag"] = [lag["lag"][0] | {"seconds": seconds}, lag["lag"][0] | unknown]
+        lines = screen(
+            report([answers_of("east", lag=lag), answers_of("west")]), title="t", at_ms=NOW_MS, width=100, height=None
+        )
+        (shown_link,) = [line for line in lines if "east \u2192 west  to-west" in line]
+        assert shown_link.startswith(mark), shown_link
+        assert f"to-west  {behind}  unknown" in shown_link
+
+
 def test_an_expired_certificate_is_critical() -> None:
     """The cluster has a cross and "expired", the finding is critical with the file and what to do; one that expires in
     some days is a warning."""

@@ -43,6 +43,7 @@ export interface LagRow {
   reason: string;
   bucket_type: string;
   seconds: number | null;
+  at_least_s?: number | null;
   objects: number | null;
   bytes: number | null;
   in_flight: number | null;

@@ -186,15 +186,16 @@ function peersOf({ lag, sink, findings }) {
  */
 function sent(queue, rows, late) {
   const behind = worst(rows.map((row) => row.seconds));
+  const least = Math.max(...rows.map((row) => row.seconds ?? row.at_least_s ?? 0));
   const objects = sum(rows.map((row) => row.objects));
   const reason = [...new Set(rows.map((row) => row.reason).filter(Boolean))].join("; ");
   const unproven = rows.filter((row) => row.proven_ms === null);
   const proven = unproven.length ? null : Math.min(...rows.map((row) => row.proven_ms ?? 0));
   return {
     flow: flowOf((name) => name === `queue.acknowledged_per_s:${labelOf(queue)}`),
-    tone: behind === null ? "unknown" : late ?? (reason ? "warn" : "good"),
-    state: behind === null ? "unknown" : late ? "late" : reason ? "look" : "in time",
-    text: `${queue}: ${seconds(behind)} behind, ${objects === null ? "unknown" : quantity(objects, "object")}`,
+    tone: late ?? (behind === null ? "unknown" : reason ? "warn" : "good"),
+    state: late && late !== "unknown" ? "late" : behind === null ? "unknown" : reason ? "look" : "in time",
+    text: `${queue}: ${atLeast(behind, least)} behind, ${objects === null ? "unknown" : quantity(objects, "object")}`,
     lag: [`queue.oldest_age_ms:${labelOf(queue)}`],
     changes: [`queue.acknowledged_per_s:${labelOf(queue)}`],
     proven: proven === null
@@ -204,6 +205,15 @@ function sent(queue, rows, late) {
       }`,
     reason,
   };
+}
+
+/**
+ * How far it is behind, or at least.
+ * @param {number | null} behind
+ * @param {number | null | undefined} least of what is known
+ */
+function atLeast(behind, least) {
+  return behind === null && least ? `at least ${seconds(least)}` : seconds(behind);
 }
 
 /**
@@ -276,7 +286,7 @@ function shownLinks(links, picture) {
       { title: "Queue", cell: (row) => row.queue },
       { title: "To cluster", cell: (row) => row.cluster ?? "none has fetched yet" },
       { title: "Bucket type", cell: (row) => row.bucket_type },
-      { title: "Behind by", number: true, cell: (row) => seconds(row.seconds) },
+      { title: "Behind by", number: true, cell: (row) => atLeast(row.seconds, row.at_least_s) },
       { title: "Objects", number: true, cell: (row) => count(row.objects) },
       { title: "Bytes", number: true, cell: (row) => bytes(row.bytes) },
       { title: "In flight", number: true, hint: "fetched and not acknowledged", cell: (row) => count(row.in_flight) },
