@@ -378,6 +378,7 @@ class QueueActs:
                     uuid=None if owned is None else owned.cluster.hex(),
                     reason="; ".join(filter(None, [because, *shown.why_unread()])),
                     held=held,
+                    ledger_off=queue.ledger_off,
                     partitions=shown.partitions,
                 )
             )

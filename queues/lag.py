@@ -80,6 +80,8 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     held: dict[str, str] = {}
     """Bucket type -> why changes of it alone wait; a node of an earlier version reports none."""
     partitions: list[PartitionLag]
+    ledger_off: int = 0
+    """Changes that disappeared without being accounted for; a node of an earlier version reports none."""
 
 
 class OldestWaiting(NamedTuple):

@@ -48,6 +48,7 @@ class ReplicationAdmin:
         number is null. `unknown_partitions`: those that no node reports. `proven_ms`: as of when full-sync found all of
         this cluster's changes there. With `both_ways` the clusters are to be equal, and were so at `equal_ms` (null:
         never). `proofs_unknown_at`: nodes that do not answer and may have newer proofs.
+        `ledger_off`: changes of the queue that disappeared without being accounted for.
         """
         return json_reply(await self.lag_document())
 

@@ -160,18 +160,16 @@ def lag_facts(rows: Sequence[Mapping[str, Any]], limits: ProbeThresholds) -> lis
     return facts
 
 
-_LEDGER: Final = re.compile(r"the ledger is off by [^;]*")
-"""What the reason of a lag says of a ledger that does not close, see `queues.status.reason`."""
-
-
 def ledger_facts(rows: Sequence[Mapping[str, Any]]) -> list[Fact]:
     """A fact for each queue of which changes disappeared without being accounted for: rows of `/admin/lag`."""
-    found: dict[str, dict[str, None]] = {}
+    off: dict[str, float] = {}
     for row in rows:
-        for words in _LEDGER.findall(str(row.get("reason") or "")):
-            found.setdefault(f"queue {cell(row.get('queue'))}", {})[words] = None
+        queue = f"queue {cell(row.get('queue'))}"
+        off[queue] = max(off.get(queue, 0), _number(row.get("ledger_off")) or 0)  # each row has that of the queue
     return [
-        Fact(ProbeState.CRITICAL, f"{queue}: {'; '.join(words)}", Code.LEDGER, queue) for queue, words in found.items()
+        Fact(ProbeState.CRITICAL, f"{queue}: {CODES[Code.LEDGER].words} by {count}: a bug", Code.LEDGER, queue)
+        for queue, count in off.items()
+        if count
     ]
 
 

@@ -7,6 +7,7 @@ the result.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -75,6 +76,9 @@ class LagRow(msgspec.Struct, frozen=True, kw_only=True):
     """None: never."""
     proofs_unknown_at: list[str]
     """Nodes that do not answer, whose checks may have proven more: with them no proof is not "never"."""
+    ledger_off: int = 0
+    """Changes of the queue, of all bucket types, that disappeared without being accounted for, at the nodes that
+    answer."""
 
 
 def lag_rows(answers: Mapping[str, NodeLags | None], records: Mapping[int, PartitionRecord]) -> list[LagRow]:
@@ -83,6 +87,7 @@ def lag_rows(answers: Mapping[str, NodeLags | None], records: Mapping[int, Parti
     owners: dict[str, tuple[str | None, str | None]] = {}
     reasons: dict[str, dict[str, list[str]]] = {}
     of_types: dict[tuple[str, str], dict[str, list[str]]] = {}
+    ledgers_off: Counter[str] = Counter()
     proven: dict[tuple[str, str], int] = {}
     equal: dict[tuple[str, str], int] = {}
     for node, answer in answers.items():
@@ -90,6 +95,7 @@ def lag_rows(answers: Mapping[str, NodeLags | None], records: Mapping[int, Parti
             name = queue.queue
             cluster, uuid = owners.get(name, (None, None))
             owners[name] = queue.cluster or cluster, queue.uuid or uuid
+            ledgers_off[name] += queue.ledger_off
             reasons.setdefault(name, {}).setdefault(queue.reason, []).append(node)
             for bucket_type, why in queue.held.items():
                 of_types.setdefault((name, bucket_type), {}).setdefault(why, []).append(node)
@@ -140,6 +146,7 @@ def lag_rows(answers: Mapping[str, NodeLags | None], records: Mapping[int, Parti
                     both_ways=at in equal,
                     equal_ms=equal.get(at) or None,
                     proofs_unknown_at=silent,
+                    ledger_off=ledgers_off[name],
                 )
             )
     return rows

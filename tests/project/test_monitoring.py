@@ -280,10 +280,10 @@ def cluster_of(**changed: Any) -> dict[str, Any]:
     return {"cluster": {**cluster_answer("east"), **changed}}
 
 
-def lag_of(seconds: float | None, reason: str = "") -> dict[str, Any]:
-    """A lag of so many seconds."""
+def lag_of(seconds: float | None, ledger_off: int = 0) -> dict[str, Any]:
+    """A lag of so many seconds, of a queue whose ledger is off by so much."""
     answer = lag_answer("east")
-    answer["lag"][0] |= {"seconds": seconds, "reason": reason}
+    answer["lag"][0] |= {"seconds": seconds, "ledger_off": ledger_off}
     return {"lag": answer}
 
 
@@ -325,7 +325,7 @@ EXAMPLES: Final[list[tuple[Code, str, dict[str, Any]]]] = [
     (Code.LAG, "warning", lag_of(60.0)),
     (Code.LAG, "critical", lag_of(600.0)),
     (Code.LAG, "unknown", lag_of(None)),
-    (Code.LEDGER, "critical", lag_of(0.0, "gaps are open; the ledger is off by 3: a bug")),
+    (Code.LEDGER, "critical", lag_of(0.0, ledger_off=3)),
     (Code.LINKS_FAIL, "warning", sinks_of(state="failing", reason="timed out")),
     (Code.MIN_ISR, "critical", cluster_of(below_min_isr=[1])),
     (Code.NODE_DOWN, "warning", cluster_of(nodes=[node_row("east", 1), node_row("east", 2, "gone")])),

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
@@ -67,6 +68,16 @@ def test_of_a_lag_that_is_not_known_the_known_part_is_reported() -> None:
     assert (row.seconds, row.at_least_s) == (None, 400.0)
     (row,) = lag_rows({"e1": node_lag(part(0, 0.0)), "e2": None}, records)
     assert (row.seconds, row.at_least_s) == (None, None)
+
+
+def test_the_ledger_of_a_queue_is_off_by_what_its_nodes_miss_together() -> None:
+    """Each row of the queue has the sum, whatever its bucket type."""
+    records = {0: led(0, "e1"), 1: replace(led(1, "e2"), bucket_type="carts")}
+    answers = {
+        node: NodeLags([structs.replace(queue_lag(part(partition)), ledger_off=off)], [])
+        for partition, (node, off) in enumerate((("e1", 3), ("e2", 2)))
+    }
+    assert [(row.bucket_type, row.ledger_off) for row in lag_rows(answers, records)] == [("carts", 5), ("notes", 5)]
 
 
 def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:

@@ -635,7 +635,7 @@ async def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
         }
         (shown,) = await listed_queues(queue_node.queues)
         assert "off by 2" in shown["reason"]
-        rows = [{"queue": "q", "reason": (await queue_node.acts.lags())[0].reason}]
+        rows = [{"queue": "q", "ledger_off": (await queue_node.acts.lags())[0].ledger_off}]
         assert [fact.sentence for fact in ledger_facts(rows)] == ["queue q: the ledger is off by 2: a bug"]
         window.ledger.eligible -= 2
         queue_node.queues.tick()

@@ -53,6 +53,7 @@ export interface LagRow {
   both_ways?: boolean;
   equal_ms?: number | null;
   proofs_unknown_at?: string[];
+  ledger_off?: number;
 }
 
 export type Priority = "real_time" | "full_sync" | "fold";

@@ -172,15 +172,17 @@ def test_an_unforeseen_exception_is_a_finding_of_its_node() -> None:
 
 
 def test_a_ledger_that_is_off_is_critical_though_nothing_is_behind() -> None:
-    """Each queue is named once, whatever the number of its bucket types, with what all nodes say; a check of the lag
+    """Each queue is named once, whatever the number of its bucket types and the words of its reason; a check of the lag
     alone is not concerned."""
     answers = answers_of("east")
     row = answers["lag"]["lag"][0]
-    why = "node e1: gaps are open; the ledger is off by 3: a bug; node e2: the ledger is off by 2: a bug"
-    answers["lag"]["lag"] = [{**row, "reason": why, "bucket_type": name} for name in ("default", "carts")]
+    quoted = "serving suspended: as long as the ledger is off by 3"
+    answers["lag"]["lag"] = [{**row, "reason": quoted}]
+    assert findings_document(answers, {})["findings"] == []
+    answers["lag"]["lag"] = [{**row, "ledger_off": 5, "bucket_type": name} for name in ("default", "carts")]
     (finding,) = findings_document(answers, {})["findings"]
     assert (finding["code"], finding["severity"], finding["subject"]) == ("ledger", "critical", "queue to-west")
-    assert finding["sentence"] == "queue to-west: the ledger is off by 3: a bug; the ledger is off by 2: a bug"
+    assert finding["sentence"] == "queue to-west: the ledger is off by 5: a bug"
     assert {fact.state for fact in lag_facts(answers["lag"]["lag"], ProbeThresholds(30_000, 300_000))} == {
         ProbeState.OK
     }
