@@ -32,10 +32,6 @@ from isthmus.node.daemon import Node
 from isthmus.node.local import dev_certificates
 from isthmus.node.local.ports import free_port
 from isthmus.node.observability.service_manager import ServiceManager
-from isthmus.node.services.clock_watch import POLL_S
-from isthmus.queues import lag
-from isthmus.queues.lag import TIMEOUT_S
-from isthmus.queues.object_reader import read_changes
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.vclock import OFFSET_BITS
 from isthmus.repl.replog.files import SystemFiles
@@ -589,73 +585,12 @@ async def queue_suspended(at: Recording) -> None:
     await at.scrape(10)
 
 
-async def lag_unknown(at: Recording) -> None:
-    """The store reads slowly while changes wait: an operator has suspended serving."""
-    east, _ = await at.pair()
-    at.load(east)
-    await at.healthy()
-
-    def slow(*what: Any) -> Any:
-        time.sleep(2 * TIMEOUT_S)
-        return read_changes(*what)
-
-    with patch.object(lag, "read_changes", slow):
-        await east.post("n1", f"/admin/queues/{QUEUE}/suspend", what=["serving"], reason="maintenance")
-        await at.scrape(8)
-
-
 async def publishing_suspended(at: Recording) -> None:
     """An operator suspends publishing."""
     east, _ = await at.pair()
     await at.healthy()
     await east.post("n1", f"/admin/queues/{QUEUE}/suspend", what=["publishing"], reason="a bulk load")
     await at.scrape(8)
-
-
-async def gaps_open(at: Recording) -> None:
-    """Changes were written while publishing was suspended."""
-    east, _ = await at.pair()
-    await at.healthy()
-    await east.post("n1", f"/admin/queues/{QUEUE}/suspend", what=["publishing"], reason="a bulk load")
-    for number in range(20):
-        assert await east.put("n1", f"k{number}", b"v") == 204
-    await east.post("n1", f"/admin/queues/{QUEUE}/resume", what=["publishing"])
-    await at.scrape(8)
-
-
-async def ledger_off(at: Recording) -> None:
-    """Three changes are taken out of a queue's books."""
-    east, _ = await at.pair()
-    await at.healthy()
-    east.nodes["n1"].services.queues._queues[QUEUE].machine.past_ledger.unbalanced += 3
-    await at.scrape(5)
-
-
-async def bucket_type_missing(at: Recording) -> None:
-    """Changes of a bucket type that west does not have."""
-    east, _ = await at.pair()
-    await east.post("n1", "/admin/bucket-types/carts", partition_count=2, replication_factor=1)
-    await at.healthy()
-    at.load(east, bucket_type="carts")
-    await at.scrape(15)
-
-
-async def dead_letters(at: Recording) -> None:
-    """An object is larger than what west takes."""
-    east, _ = await at.pair(west='[limits]\nobject_size = "1KB"\n')
-    await at.healthy()
-    assert await east.put("n1", "large", b"v" * 2_000_000) == 204
-    await at.scrape(8)
-
-
-async def clock_wrong(at: Recording) -> None:
-    """The clock of one of three nodes is 30 s ahead."""
-    east = await at.cluster("east", 3, replicated(3, 2))
-    await at.healthy()
-    time_of = east.nodes["n2"]._time
-    with patch.object(time_of, "wall_ms", lambda: time.time_ns() // 1_000_000 + 30_000):
-        await asyncio.sleep(2 * POLL_S)
-        await at.scrape(8)
 
 
 async def fullsync_late(at: Recording) -> None:
@@ -728,8 +663,8 @@ CASES: Final[Mapping[str, Callable[[Recording], Awaitable[None]]]] = {
         healthy, node_down, writes_refused, stalled_followers, partition_offline, unclean_election,
         metastore_unreachable, not_registered, document_unreadable, metastore_rolled_back, disk_full, disk_nearly_full,
         open_files_nearly_short, inodes_nearly_short, unforeseen_errors, actors_renewed,
-        link_cut, queue_throttled, queue_suspended, lag_unknown, publishing_suspended, gaps_open, ledger_off,
-        bucket_type_missing, dead_letters, clock_wrong, fullsync_late, fullsync_never, certificate_valid,
+        link_cut, queue_throttled, queue_suspended, publishing_suspended,
+        fullsync_late, fullsync_never, certificate_valid,
         certificate_expires, certificate_expires_now, audit_lines_lost,
     )
 }  # fmt: skip
