@@ -114,8 +114,9 @@ class AdminApi(HttpApplication):
         last read it, and from live nodes' reports of replicas out of sync and of full disks. Nodes that do not answer
         within 0.5 s are in `silent`, and in `warnings` unless their replicas are out of sync; `balancing` is null if
         the controller is one of them. `outdated_why`: why this node shows earlier records while the metastore answers
-        and has gone back, else "". `registered` is false while this node is not registered in the metastore; the first
-        of `problems` has the reason.
+        and has gone back, else "". `registered` is false while this node is not registered in the metastore. Of
+        `problems`, `doubts` are the reasons why what this node shows may be old, and `unreadable` names the documents
+        of the metastore that cannot be read.
         """
         return json_reply(await self.cluster_document())
 
@@ -176,6 +177,8 @@ class AdminApi(HttpApplication):
             "balancing": balancing,
             "moving": moving,
             "problems": problems,
+            "doubts": doubts,
+            "unreadable": cluster_status.unreadable(records, controller.unread.why),
             "urgent": services.credentials.urgent(),
             "warnings": [*services.credentials.problems(), *cluster_status.silent(facts), *links],
             "silent": sorted(name for name, reported in facts.items() if reported is None),

@@ -129,7 +129,7 @@ def problems(
     cannot be read.
     """
     found = [f"bucket type default: {waiting}"] if waiting else []
-    found += [_unread(path, why, records) for path, why in sorted((unread or {}).items())]
+    found += unreadable(records, unread or {})
     found += [
         f"node {row.name} is {row.state}: {row.reason}"
         for row in node_rows(records, registrations)
@@ -148,6 +148,14 @@ def problems(
     found += others
     if len(found) > PROBLEMS_MAX:
         found[PROBLEMS_MAX:] = [f"and {len(found) - PROBLEMS_MAX} more; `isthmus partition list` shows all"]
+    return found
+
+
+def unreadable(records: Records, unread: Mapping[str, str]) -> list[str]:
+    """Metastore documents that cannot be read, a sentence each. `unread`: path -> why."""
+    found = [_unread(path, why, records) for path, why in sorted(unread.items())]
+    if len(found) > PROBLEMS_MAX:
+        found[PROBLEMS_MAX:] = [f"nothing is decided by {len(found) - PROBLEMS_MAX} more documents"]
     return found
 
 

@@ -22,6 +22,7 @@ class Code(StrEnum):
     CLUSTER = "cluster"
     DEAD_LETTERS = "dead-letters"
     DISK_FREE = "disk-free"
+    DOCUMENT_UNREADABLE = "document-unreadable"
     FULLSYNC = "fullsync"
     FULLSYNC_LACKING = "fullsync-lacking"
     FULLSYNC_UNPROVEN = "fullsync-unproven"
@@ -100,6 +101,11 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
         words="of its disk",
         beside=("IsthmusDiskFull", "IsthmusDiskFills"),
         because="that a node refuses writes is a metric of its own; Prometheus sees the pace at which a disk fills",
+    ),
+    Code.DOCUMENT_UNREADABLE: CodeEntry(
+        "set it again as it should be (runbook: a document of the metastore cannot be read)",
+        beside=("IsthmusMetastoreDocumentUnreadable",),
+        because="Prometheus has the number of documents, of each node that cannot read them",
     ),
     Code.FULLSYNC: CodeEntry("see the newest results: isthmus fullsync status", OTHER),
     Code.FULLSYNC_LACKING: CodeEntry(

@@ -228,13 +228,16 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
     facts += _absent(cluster, lacking)
     node = f"node {cell(cluster.get('node'))}"
     facts += [Fact(ProbeState.CRITICAL, str(each), Code.CERTIFICATE, node) for each in cluster.get("urgent") or ()]
-    problems = [str(each) for each in cluster.get("problems") or ()]
+    unreadable = [str(each) for each in cluster.get("unreadable") or ()]  # earlier versions do not tell them apart
+    told = {*unreadable, *map(str, cluster.get("doubts") or ())}  # doubts: see `staleness_facts`
+    problems = [each for each in map(str, cluster.get("problems") or ()) if each not in told]
     well = all(fact.state is ProbeState.OK for fact in facts) and not under
     for each in problems:
         if short := _SHORT_NODE.match(each):  # the cause of what is said above, which does not name it
             facts.append(Fact(ProbeState.WARNING, each, Code.DISK_FREE, f"node {short[1]}"))
         elif well:
             facts.append(Fact(ProbeState.WARNING, each, Code.CLUSTER, "cluster"))
+    facts += [Fact(ProbeState.WARNING, each, Code.DOCUMENT_UNREADABLE, "cluster") for each in unreadable]
     return facts
 
 

@@ -306,6 +306,7 @@ def proven(hours: int) -> dict[str, Any]:
 
 GAP: Final = {"queue": "to-west", "from_ms": NOW_MS - 60_000, "upto_ms": NOW_MS}
 AHEAD: Final = {"nodes": [{"node": "east-2", "offset_ms": 30_000.0, "bound_ms": 1.0}], "peers": []}
+UNREADABLE: Final = "nothing is decided by what cannot be read: /p/0: not JSON"
 EXPIRES: Final = "tls.certificate of node east-1 expires in 9 days (/etc/isthmus/n1.crt)"
 
 EXAMPLES: Final[list[tuple[Code, str, dict[str, Any]]]] = [
@@ -320,6 +321,7 @@ EXAMPLES: Final[list[tuple[Code, str, dict[str, Any]]]] = [
     (Code.DEFECT, "warning", health_of(defects=["a defect of this program ended push.bug once"])),
     (Code.DISK_FREE, "critical", health_of(free_bytes=2)),
     (Code.DISK_FREE, "warning", health_of(free_bytes=9)),
+    (Code.DOCUMENT_UNREADABLE, "warning", cluster_of(unreadable=[UNREADABLE], problems=[UNREADABLE])),
     (Code.FULLSYNC_UNPROVEN, "warning", proven(30)),
     (Code.GAPS, "warning", {"gaps": {"gaps": [GAP], "unknown": [], "unknown_partitions": {}, "at_ms": NOW_MS}}),
     (Code.LAG, "warning", lag_of(60.0)),

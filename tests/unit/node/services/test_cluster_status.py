@@ -188,6 +188,18 @@ def test_an_out_of_sync_replica_is_named_with_the_reason_from_its_node() -> None
     assert shown.reason == full
 
 
+def test_unreadable_documents_are_told_apart_and_limited() -> None:
+    """Each is one of the problems, too; beyond the limit they are counted."""
+    unread = {f"/p/{number}": "not JSON" for number in range(60)}
+    few = dict(list(unread.items())[:2])
+    records = {0: record()}
+    assert cluster_status.problems(records, ALL, "", unread=few) == cluster_status.unreadable(records, few)
+    found = cluster_status.unreadable(records, unread)
+    assert len(found) == cluster_status.PROBLEMS_MAX + 1
+    assert found[-1] == "nothing is decided by 40 more documents"
+    assert cluster_status.unreadable(records, {}) == []
+
+
 def test_a_live_but_silent_node_is_reported_although_all_are_in_sync() -> None:
     """A frozen process, or a broken link, shows in no record before others have waited long enough."""
     said = {**SAID, "c": None}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
 from isthmus.node.services.finding_codes import CODES, Code
 from isthmus.node.services.findings import (
     DOCUMENTS,
@@ -169,6 +171,32 @@ def test_an_unforeseen_exception_is_a_finding_of_its_node() -> None:
     assert finding["sentence"] == f"node {node}: {words}"
     assert (finding["severity"], finding["code"]) == ("warning", "defect")
     assert "support-bundle" in finding["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "codes"),
+    [
+        ({"metastore": "suspended"}, ["metastore"]),
+        ({"registered": False}, ["metastore"]),
+        ({}, ["cluster"]),
+    ],
+)
+def test_a_reason_to_doubt_what_a_node_shows_is_one_finding(changed: dict[str, Any], codes: list[str]) -> None:
+    """A node lists it among the problems of the cluster, too. What it does not call a doubt is a problem."""
+    words = "this node's session with the metastore is suspended: what is shown may be old"
+    cluster = cluster_answer("east") | {"problems": [words], "doubts": [words] if changed else [], **changed}
+    found = findings_document(answers_of("east") | {"cluster": cluster}, {})["findings"]
+    assert [row["code"] for row in found] == codes
+
+
+def test_an_unreadable_document_is_a_finding_of_its_own_kind() -> None:
+    """No problem of the cluster beside it, and it is not hidden where replicas are out of sync."""
+    words = "nothing is decided by what cannot be read: /p/0: not JSON"
+    cluster = cluster_answer("east") | {"problems": [words], "unreadable": [words]}
+    (finding,) = findings_document(answers_of("east") | {"cluster": cluster}, {})["findings"]
+    assert (finding["code"], finding["severity"], finding["sentence"]) == ("document-unreadable", "warning", words)
+    out = findings_document(answers_of("east") | {"cluster": cluster | {"under_replicated": [1]}}, {})["findings"]
+    assert [row["code"] for row in out] == ["out-of-sync", "document-unreadable"]
 
 
 def test_a_ledger_that_is_off_is_critical_though_nothing_is_behind() -> None:

@@ -205,6 +205,7 @@ async def test_possibly_stale_answers_are_marked() -> None:
     controller.outdated_why = "metastore-rollback: /isthmus/p/0 is at version 2, this process has seen version 3"
     answer = (await call(an_admin(controller), "GET", "/admin/cluster"))[1]
     assert answer["problems"] == [f"{controller.outdated_why}; what is shown is of before (docs/runbooks.md)"]
+    assert answer["doubts"] == answer["problems"]
     (fact,) = staleness_facts(answer)
     assert (fact.state, fact.code) == (ProbeState.UNKNOWN, Code.METASTORE)
     (row,) = (await call(an_admin(controller), "GET", "/admin/partitions"))[1]["partitions"]
@@ -222,7 +223,8 @@ async def test_an_unreadable_record_is_reported() -> None:
     admin = an_admin(controller)
     answer = (await call(admin, "GET", "/admin/cluster"))[1]
     assert answer["state"] == "degraded"
-    assert any("/isthmus/p/0 in the metastore" in each for each in answer["problems"])
+    assert [each for each in answer["problems"] if "/isthmus/p/0 in the metastore" in each] == answer["unreadable"]
+    assert len(answer["unreadable"]) == 1
     (row,) = (await call(admin, "GET", "/admin/partitions"))[1]["partitions"]
     assert row["reason"].startswith("nothing is decided, its record cannot be read: /isthmus/p/0")
 
