@@ -39,6 +39,7 @@ class Code(StrEnum):
     OUT_OF_SYNC = "out-of-sync"
     SHORT = "short"
     UNDIALLED = "undialled"
+    WRITES_REFUSED = "writes-refused"
 
 
 class CodeEntry(NamedTuple):
@@ -99,8 +100,8 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
         "make room on that disk, or move replicas away (runbook: a disk is full)",
         ("IsthmusDiskNearlyFull",),
         words="of its disk",
-        beside=("IsthmusDiskFull", "IsthmusDiskFills"),
-        because="that a node refuses writes is a metric of its own; Prometheus sees the pace at which a disk fills",
+        beside=("IsthmusDiskFills",),
+        because="Prometheus sees the pace at which a disk fills",
     ),
     Code.DOCUMENT_UNREADABLE: CodeEntry(
         "set it again as it should be (runbook: a document of the metastore cannot be read)",
@@ -172,6 +173,11 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     ),
     Code.UNDIALLED: CodeEntry(
         "check that node's listen.advertise and listen.cluster, and the firewall between the two", OTHER
+    ),
+    Code.WRITES_REFUSED: CodeEntry(
+        "give that node what the sentence names as short (runbooks: a disk is full; files or inodes are short)",
+        beside=("IsthmusDiskFull",),
+        because="that a node refuses writes is a metric of its own, also of a node that holds no partition",
     ),
 }
 """Every code."""

@@ -234,7 +234,7 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
     well = all(fact.state is ProbeState.OK for fact in facts) and not under
     for each in problems:
         if short := _SHORT_NODE.match(each):  # the cause of what is said above, which does not name it
-            facts.append(Fact(ProbeState.WARNING, each, Code.DISK_FREE, f"node {short[1]}"))
+            facts.append(Fact(ProbeState.CRITICAL, each, Code.WRITES_REFUSED, f"node {short[1]}"))
         elif well:
             facts.append(Fact(ProbeState.WARNING, each, Code.CLUSTER, "cluster"))
     facts += [Fact(ProbeState.WARNING, each, Code.DOCUMENT_UNREADABLE, "cluster") for each in unreadable]

@@ -307,6 +307,7 @@ def proven(hours: int) -> dict[str, Any]:
 GAP: Final = {"queue": "to-west", "from_ms": NOW_MS - 60_000, "upto_ms": NOW_MS}
 AHEAD: Final = {"nodes": [{"node": "east-2", "offset_ms": 30_000.0, "bound_ms": 1.0}], "peers": []}
 UNREADABLE: Final = "nothing is decided by what cannot be read: /p/0: not JSON"
+REFUSES: Final = "node east-1, partition 3: out-of-storage: writes are refused, no inode is free"
 EXPIRES: Final = "tls.certificate of node east-1 expires in 9 days (/etc/isthmus/n1.crt)"
 
 EXAMPLES: Final[list[tuple[Code, str, dict[str, Any]]]] = [
@@ -334,6 +335,7 @@ EXAMPLES: Final[list[tuple[Code, str, dict[str, Any]]]] = [
     (Code.OFFLINE, "critical", cluster_of(partitions={"total": 12, "online": 11, "offline": 1})),
     (Code.OUT_OF_SYNC, "warning", cluster_of(under_replicated=[1])),
     (Code.SHORT, "warning", health_of(short=["55 of 64 descriptors are taken"])),
+    (Code.WRITES_REFUSED, "critical", cluster_of(problems=[REFUSES])),
 ]
 """(code, severity, answers of a cluster with such a finding)."""
 

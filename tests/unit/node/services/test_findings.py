@@ -199,6 +199,21 @@ def test_an_unreadable_document_is_a_finding_of_its_own_kind() -> None:
     assert [row["code"] for row in out] == ["out-of-sync", "document-unreadable"]
 
 
+def test_a_node_that_refuses_writes_is_not_said_to_have_little_space() -> None:
+    """Whatever is short: the alert about little free space does not fire, and the remedy is not to make room."""
+    words = "node east-1, 2 partitions: 3, 4: out-of-storage: writes are refused, no files can be opened"
+    cluster = cluster_answer("east") | {"problems": [words]}
+    (finding,) = findings_document(answers_of("east") | {"cluster": cluster}, {})["findings"]
+    assert finding == {
+        "code": "writes-refused",
+        "severity": "critical",
+        "subject": "node east-1",
+        "sentence": words,
+        "remedy": "give that node what the sentence names as short "
+        "(runbooks: a disk is full; files or inodes are short)",
+    }
+
+
 def test_a_ledger_that_is_off_is_critical_though_nothing_is_behind() -> None:
     """Each queue is named once, whatever the number of its bucket types and the words of its reason; a check of the lag
     alone is not concerned."""
