@@ -53,6 +53,16 @@ def node_of(pair: Clusters, name: str) -> dict[str, Any]:
     return dict(found)
 
 
+def test_nodes_are_shown_also_where_no_finding_is_answered(pair: Clusters, open_page: OpenPage) -> None:
+    """How much is free of their disks is shown, and that it is not known whether that is little."""
+    tab = open_page(pair.nodes["east-1"]["admin"], None)
+    tab.page.route("**/admin/findings", lambda route: route.fulfill(status=503, json={"error": "busy"}))
+    tab.allow("status of 503")
+    tab.goto("cluster")
+    for node in ("east-1", "east-2", "east-3"):
+        expect(node_row(tab, node).locator("b.unknown")).to_contain_text("○ ")
+
+
 def still(pair: Clusters) -> None:
     """Wait until nothing moves in east."""
     eventually(lambda: not pair.admin("east-1", "/admin/moves")["orders"], "all moves have ended")

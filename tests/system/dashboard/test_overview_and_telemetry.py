@@ -111,6 +111,28 @@ def test_many_alarms_are_whole_and_readable(pair: Clusters, open_page: OpenPage,
     assert not tab.violations()
 
 
+def test_a_link_has_the_tone_of_its_finding_also_where_its_lag_is_not_known(
+    pair: Clusters, open_page: OpenPage
+) -> None:
+    """A part that is known and late is critical, and shown with "at least"; without findings the link is unknown."""
+    lag = json.loads(http_request(f"{pair.nodes['east-1']['admin']}/admin/lag")[1])
+    lag["lag"][0] |= {"seconds": None, "at_least_s": 400.0, "objects": None}
+    queue = lag["lag"][0]["queue"]
+    late = Fact(ProbeState.CRITICAL, f"queue {queue}: at least 6.7 min behind", Code.LAG, f"queue {queue}")
+    tab = open_page(pair.nodes["east-1"]["admin"], None)
+    tab.page.route("**/admin/lag", lambda route: route.fulfill(json=lag))
+    answer: dict[str, Any] = {"status": 200, "json": {"state": "critical", "findings": [late.as_dict()]}}
+    tab.page.route("**/admin/findings", lambda route: route.fulfill(**answer))
+    links = tab.region("Clusters and links")
+    tab.allow("status of 503")
+    for state, shape in (("late", "■"), ("unknown", "○")):
+        tab.goto("audit")
+        tab.goto("overview")
+        expect(links).to_contain_text(f"{shape} {queue}: at least 6 min 40 s behind")
+        expect(links.locator(f'svg[aria-label*="to it, {state}, {queue}: "]')).to_have_count(1)
+        answer.update(status=503, json={"error": "busy"})
+
+
 def test_a_proof_that_is_not_known_is_not_called_never(pair: Clusters, open_page: OpenPage) -> None:
     """While a node does not tell its checks, and where a proof's time is ahead of this node's clock, the proof is
     unknown, with the reason; "never" is said where all nodes told theirs."""

@@ -4,7 +4,7 @@ import { get } from "../js/api.js";
 import { badge, SHAPES } from "../js/badge.js";
 import { actButton, command } from "../js/confirm.js";
 import { h, replace } from "../js/dom.js";
-import { toneOfFinding } from "../js/findings.js";
+import { loadFindings, toneOfFinding } from "../js/findings.js";
 import { live } from "../js/live.js";
 import { empty, partial, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
@@ -35,7 +35,7 @@ export const page = {
     root.append(nodes, h("div", { class: "cards" }, leaders, moves), grid, dangerous());
 
     const reload = () => void Promise.all([watched.reload(), balance.reload(), orders.reload()]);
-    const watched = watch(nodes, loadNodes, ([answer, judged]) => shownNodes(answer.nodes, judged.findings, reload), {
+    const watched = watch(nodes, loadNodes, ([answer, findings]) => shownNodes(answer.nodes, findings, reload), {
       everyMs: EVERY_MS,
       signal,
     });
@@ -52,15 +52,15 @@ export const page = {
 
 /**
  * @param {AbortSignal} signal
- * @returns {Promise<[{nodes: NodeRow[]}, {findings: Finding[]}]>}
+ * @returns {Promise<[{nodes: NodeRow[]}, Finding[] | null]>}
  */
 function loadNodes(signal) {
-  return Promise.all([get("/admin/nodes", signal), get("/admin/findings", signal)]);
+  return Promise.all([get("/admin/nodes", signal), loadFindings(signal)]);
 }
 
 /**
  * @param {NodeRow[]} rows
- * @param {Finding[]} findings
+ * @param {Finding[] | null} findings null: not answered
  * @param {() => void} done
  */
 function shownNodes(rows, findings, done) {

@@ -3,7 +3,7 @@
 import { get } from "../js/api.js";
 import { badge, SHAPES } from "../js/badge.js";
 import { h, replace, svg } from "../js/dom.js";
-import { severityOf, toneOfFinding } from "../js/findings.js";
+import { loadFindings, severityOf, toneOfFinding } from "../js/findings.js";
 import { live } from "../js/live.js";
 import { empty, loading, partial, redraw, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
@@ -32,7 +32,7 @@ import { bytes, count, milliseconds, quantity, rate, seconds, UNKNOWN } from "..
 /** @typedef {import("../js/types.d.ts").Findings} Findings */
 /** A row, and what stands for a proof that it lacks. @typedef {LagRow & {unproven: string}} JudgedRow */
 /** @typedef {import("../js/findings.js").Finding} Finding */
-/** @typedef {{lag: JudgedRow[], sink: SinksOfNodes, findings: Finding[]}} Links */
+/** @typedef {{lag: JudgedRow[], sink: SinksOfNodes, findings: Finding[] | null}} Links */
 /** Name of a series -> its newest places, of the whole cluster. @typedef {Record<string, (number | null)[]>} Lines */
 
 const LINKS_EVERY_MS = 5_000;
@@ -107,8 +107,11 @@ export const page = {
  * @returns {Promise<Links>}
  */
 async function loadLinks(signal) {
-  const paths = ["/admin/lag", "/admin/sink/nodes", "/admin/findings"];
-  const [lag, sink, { findings }] = await Promise.all(paths.map((path) => get(path, signal)));
+  const [lag, sink, findings] = await Promise.all([
+    get("/admin/lag", signal),
+    get("/admin/sink/nodes", signal),
+    loadFindings(signal),
+  ]);
   return { lag: lag.lag.map((/** @type {LagRow} */ row) => judged(row, lag.at_ms)), sink, findings };
 }
 
