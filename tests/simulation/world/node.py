@@ -68,6 +68,7 @@ class WorldNode:
 
     def start(self) -> None:
         """Begin a process of this node."""
+        self.node = None  # not that of the process before
         loop = self.machine.boot()
         self.disk.process_begins()
         loop.call_soon(self._begin)
