@@ -10,6 +10,7 @@ from typing import Final
 from isthmus.config.dynamic_options import OPTIONS
 from isthmus.config.schema import keys_of, sections_of
 from isthmus.config.settings import Settings
+from isthmus.node.services.history_series import COLUMNS, SERIES
 
 REPOSITORY: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("aae", "config", "node", "queues", "repl", "sink")
@@ -59,9 +60,10 @@ def _texts(tree: ast.Module) -> tuple[list[tuple[int, str]], set[str]]:
 
 
 def unknown_names(modules: dict[str, str], documents: dict[str, str]) -> list[str]:
-    """Places where a text names something that looks like a setting but is not a setting, an option or a log event."""
+    """Places where a text names something that looks like a setting but is not a setting, an option, a log event, or a
+    series of the history."""
     keys = settings_keys()
-    pattern, known = _pattern(keys), keys | set(OPTIONS)
+    pattern, known = _pattern(keys), {*keys, *OPTIONS, *COLUMNS, *SERIES}
     texts: list[tuple[str, str]] = []
     for path, source in modules.items():
         said, events = _texts(ast.parse(source))
