@@ -1,7 +1,8 @@
 """Limits of a sink that operators set while it runs: workers, workers per peer, rates.
 
-One document in the metastore, with entries for all nodes ("*") or for one by its name, so that limits outlast restarts
-and record who and when. Field by field, a node uses its own entry, else that of all nodes, else its config file.
+They are in the metastore (`sink.operator_settings`), with entries for all nodes ("*") or for one by its name, so that
+limits outlast restarts and record who and when. Field by field, a node uses its own entry, else that of all nodes,
+else its config file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from isthmus.queues.json_document import decode_json, encode_json, json_document
 from isthmus.repl.metastore.watched_document import Document
 from isthmus.repl.model.errors import BadInput, CodecError
-from isthmus.sink.suspensions import SinkSuspension
+from isthmus.sink.suspensions import SETTINGS_PATH, SinkSuspension
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +73,7 @@ def limits_for(node: str, entries: Mapping[str, SinkLimits], default: EffectiveL
 
 def decode(value: bytes) -> Entries:
     """The entries in a metastore value. Raises CodecError."""
-    return decode_json(value, dict[str, SinkLimits], f"list of a sink's limits ({PATH} in the metastore)")
+    return decode_json(value, dict[str, SinkLimits], "list of a sink's limits")
 
 
 DOCUMENT: Final[Document[Entries]] = json_document(PATH, decode, encode_json, {})
@@ -82,7 +83,8 @@ _REPAIR: Final = "isthmus sink throttle --default, on all nodes, ends all that i
 
 def unread(at_ms: int) -> SinkSuspension:
     """Placeholder that suspends all links, since `at_ms` (wall clock), while the limits have not been read."""
-    why = f"the limits that operators have set cannot be read (metastore: {PATH}): {_REPAIR}"
+    where = f"{PATH}, or limits in {SETTINGS_PATH}"
+    why = f"the limits that operators have set cannot be read (metastore: {where}): {_REPAIR}"
     return SinkSuspension(None, None, "?", at_ms, why)
 
 

@@ -1,6 +1,7 @@
 """Peers, and worker limits of queues, that operators set while a sink runs, beside those of the config files.
 
-One document in the metastore, so that it holds on all nodes and over restarts, with who, when and why:
+They are in the metastore (`sink.operator_settings`), so that they hold on all nodes and over restarts, with who, when
+and why:
 
     {"peers": [{"queue", "url", "cluster", "token_file", "removed", "by", "at_ms", "reason"}],
      "workers": [{"queue", "node", "workers", "by", "at_ms", "reason"}]}
@@ -22,7 +23,7 @@ from isthmus.config.validation import check_name, check_peer_url
 from isthmus.queues.json_document import decode_json, encode_json, json_document
 from isthmus.repl.metastore.watched_document import Document
 from isthmus.repl.model.errors import BadInput, CodecError
-from isthmus.sink.suspensions import SinkSuspension
+from isthmus.sink.suspensions import SETTINGS_PATH, SinkSuspension
 
 PATH: Final = "/sink/peers"
 
@@ -62,7 +63,7 @@ class QueueWorkers(Struct, frozen=True):
 
 
 class SetPeers(Struct, frozen=True):
-    """The whole document."""
+    """All that is set."""
 
     peers: tuple[PeerEntry, ...] = ()
     workers: tuple[QueueWorkers, ...] = ()
@@ -74,7 +75,8 @@ _REPAIR: Final = "write what was there, or {} for none"
 def unread(at_ms: int) -> SinkSuspension:
     """Placeholder that suspends all links, since `at_ms` (wall clock), while the peers have not been read: a removed
     peer may be in the file."""
-    why = f"the peers that operators have set cannot be read (metastore: {PATH}); {_REPAIR}"
+    where = f"{PATH}, or peers in {SETTINGS_PATH}"
+    why = f"the peers that operators have set cannot be read (metastore: {where}); {_REPAIR}"
     return SinkSuspension(None, None, "?", at_ms, why)
 
 
@@ -132,4 +134,4 @@ def _bounded(found: SetPeers) -> SetPeers:
 
 def refuse_unreadable(error: CodecError) -> SetPeers:
     """Raises BadInput where the document cannot be decoded."""
-    raise BadInput(f"{PATH} in the metastore cannot be read ({error}): {_REPAIR}") from error
+    raise BadInput(f"the peers that are set cannot be read ({error}): {_REPAIR}") from error

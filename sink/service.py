@@ -1,8 +1,9 @@
 """The sink of a node: its links, operators' settings, dead letters, and status.
 
 Links follow the seeds of the config and the live nodes that peers list (`sink.discovery`). Suspensions, limits and
-peers are documents in the metastore, so a change made at any node counts on all. `sink.worker_pool` runs the workers. A
-stop lets a batch that is being pushed finish and acknowledges it; a long poll is aborted, and its changes come again.
+peers are one document in the metastore, so a change made at any node counts on all. `sink.worker_pool` runs the
+workers. A stop lets a batch that is being pushed finish and acknowledges it; a long poll is aborted, and its changes
+come again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -25,9 +26,18 @@ from isthmus.queues.wire import UnknownFetchVersion
 from isthmus.repl.clock_offsets import ClockOffsets
 from isthmus.repl.http.client import HttpPeer, PeerCredentials
 from isthmus.repl.machine import machine
+from isthmus.repl.metastore.joined_document import WatchedJoinedDocument, changed_one
 from isthmus.repl.metastore.port import Metastore
-from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocument
-from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady, OutcomeUnknown, Overloaded
+from isthmus.repl.metastore.watched_document import Document, DocumentEvents
+from isthmus.repl.model.errors import (
+    BadInput,
+    CodecError,
+    IsthmusError,
+    LocalFault,
+    NotReady,
+    OutcomeUnknown,
+    Overloaded,
+)
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.this_node import ThisNode
@@ -42,6 +52,7 @@ from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.discovery import LinkTarget, PassedOver
 from isthmus.sink.fetch import LocalCluster
 from isthmus.sink.limits import ALL_NODES, EffectiveLimits, SinkLimits
+from isthmus.sink.operator_settings import SETTINGS
 from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers
 from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
@@ -52,6 +63,8 @@ from isthmus.sink.worker import SinkContext
 from isthmus.sink.worker_pool import Seed, SinkCluster, WorkerPool
 
 log = structlog.get_logger(__name__)
+
+F = TypeVar("F")
 
 EVENTS: Final = DocumentEvents("sink.settings_malformed", "sink.settings_unread")
 
@@ -180,11 +193,13 @@ class Sink:
         self._discovery_peers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
         self._discovery_threads = ThreadPoolExecutor(DISCOVERY_THREADS, thread_name_prefix="discovery")
         now_ms = time.wall_ms()
-        self._suspensions = WatchedDocument(
-            metastore, suspensions.DOCUMENT, (suspensions.unread(now_ms),), EVENTS, self._apply_suspensions
+        unread = (suspensions.unread(now_ms),)
+        self._operator_settings = WatchedJoinedDocument(
+            metastore, SETTINGS, EVENTS, [(suspensions.DOCUMENT, unread)], self._apply
         )
-        self._limits = WatchedDocument(metastore, limits.DOCUMENT, {}, EVENTS, self._apply_limits)
-        self._peers = WatchedDocument(metastore, peers.DOCUMENT, SetPeers(), EVENTS, self._apply_peers)
+        self._suspensions = self._operator_settings.part(suspensions.DOCUMENT)
+        self._limits = self._operator_settings.part(limits.DOCUMENT)
+        self._peers = self._operator_settings.part(peers.DOCUMENT)
         self._unread_limits, self._unread_peers = limits.unread(now_ms), peers.unread(now_ms)
         """Suspend all links while the document has not been read."""
         self._peer_nodes: dict[str, discovery.PeerNodes | None] = {}
@@ -204,8 +219,7 @@ class Sink:
         """Read what operators have set and start the workers."""
         self._started = True
         await self._count_letters()
-        for document in (self._suspensions, self._limits, self._peers):
-            await document.start()
+        await self._operator_settings.start()
         self._pool.set_links({name: LinkTarget(None, name) for name in self._seeds}, self)
         self._pool.start()
         loop = asyncio.get_running_loop()
@@ -216,8 +230,7 @@ class Sink:
     async def stop(self) -> None:
         """Start no new fetch, let pushes finish (bounded), send their acknowledgements."""
         self._pool.stop_fetching()
-        for document in (self._suspensions, self._limits, self._peers):
-            await document.stop()
+        await self._operator_settings.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -317,9 +330,10 @@ class Sink:
         self._check_named(queue, peer, node)
         new = SinkSuspension(queue, peer, by, self._time.wall_ms(), reason, node)
         with overloaded_when_away():
-            await self._suspensions.change(
+            await self._change(
+                suspensions.DOCUMENT,
                 lambda before: suspensions.added(before, new),
-                unreadable=lambda error: suspensions.replace_unreadable(error, all_resumed=False),
+                lambda error: suspensions.replace_unreadable(error, all_resumed=False),
             )
         log.info("sink.suspended", queue=queue, peer=peer, only_node=node, by=by, reason=reason)
 
@@ -328,9 +342,10 @@ class Sink:
         self._check_named(queue, peer, node)
         every = (queue, peer, node) == (None, None, None)
         with overloaded_when_away():
-            await self._suspensions.change(
+            await self._change(
+                suspensions.DOCUMENT,
                 lambda before: suspensions.without(before, queue, peer, node),
-                unreadable=lambda error: suspensions.replace_unreadable(error, all_resumed=every),
+                lambda error: suspensions.replace_unreadable(error, all_resumed=every),
             )
         log.info("sink.resumed", queue=queue, peer=peer, only_node=node)
 
@@ -342,11 +357,17 @@ class Sink:
             raise BadInput(f"{new.workers} workers: from 1 to {SINK_WORKERS_MAX} are possible")
         where = node or ALL_NODES
         with repeatable():
-            await self._limits.change(
+            await self._change(
+                limits.DOCUMENT,
                 lambda before: limits.changed(before, where, new, unset=forget),
-                unreadable=lambda error: limits.replace_unreadable(error, all_unset=forget and where == ALL_NODES),
+                lambda error: limits.replace_unreadable(error, all_unset=forget and where == ALL_NODES),
             )
         log.info("sink.limits_set", only_node=node, by=new.by, reason=new.reason, in_force=self._effective_limits[:4])
+
+    async def _change(
+        self, document: Document[F], change: Callable[[F], F], unreadable: Callable[[CodecError], F]
+    ) -> None:
+        await self._operator_settings.change(changed_one(document, change, unreadable))
 
     def _check_named(self, queue: str | None, peer: str | None, node: str | None) -> None:
         """Check that what is named exists, or is named by a suspension."""
@@ -372,11 +393,15 @@ class Sink:
             found = self._unread_limits
         return self._unread_peers if found is None and not self._peers.was_read else found
 
-    def _apply_suspensions(self, _found: suspensions.Suspensions) -> None:
+    def _apply(self) -> None:
+        """Apply what is known of operators' settings."""
         self._pool.suspend(self)
+        if self._limits.was_read:
+            self._apply_limits(self._limits.value)
+        if self._peers.was_read:
+            self._apply_peers(self._peers.value)
 
     def _apply_limits(self, entries: limits.Entries) -> None:
-        self._pool.suspend(self)
         self._effective_limits = now = limits.limits_for(self._node, entries, self._default_limits)
         workers = max(1, min(SINK_WORKERS_MAX, now.workers))
         self._pool.limit(workers, now.peer_limit, Rates(now.bytes_per_second, now.objects_per_second))
@@ -419,7 +444,7 @@ class Sink:
 
     async def _change_peers(self, change: Callable[[SetPeers], SetPeers]) -> None:
         with repeatable():
-            await self._peers.change(change, unreadable=peers.refuse_unreadable)
+            await self._change(peers.DOCUMENT, change, peers.refuse_unreadable)
 
     def _in_file(self, name: LinkName) -> bool:
         return any((one.queue, one.url) == name for one in self._settings.peers)
@@ -427,7 +452,6 @@ class Sink:
     def _apply_peers(self, found: SetPeers) -> None:
         """Set the seeds that are wanted, and links to them. A seed whose settings changed is removed first, and added
         again by a later call, once its link has ended."""
-        self._pool.suspend(self)
         wanted = {
             LinkName(p.queue, p.url): (p, entry)
             for p, entry in peers.peers_in_effect(self._settings.peers, found.peers)

@@ -1,4 +1,4 @@
-"""Links that operators have suspended: one document in the metastore, so that it outlasts restarts.
+"""Links that operators have suspended. They are in the metastore (`sink.operator_settings`) and outlast restarts.
 
 A suspension names a queue, a peer, both or neither (all), on one node or on all. A link is suspended while any of them
 matches it.
@@ -18,6 +18,9 @@ from isthmus.repl.model.errors import BadInput, CodecError
 from isthmus.sink.scheduler import LinkName
 
 log = structlog.get_logger(__name__)
+
+SETTINGS_PATH: Final = "/sink/settings"
+"""Where suspensions, limits and peers are one document."""
 
 PATH: Final = "/sink/suspensions"
 
@@ -45,7 +48,7 @@ Suspensions = tuple[SinkSuspension, ...]
 
 def decode(value: bytes) -> Suspensions:
     """The suspensions in a metastore value. Raises CodecError."""
-    return decode_json(value, Suspensions, f"list of suspensions ({PATH} in the metastore)")
+    return decode_json(value, Suspensions, "list of suspensions")
 
 
 DOCUMENT: Final[Document[Suspensions]] = json_document(PATH, decode, encode_json, ())
@@ -53,7 +56,8 @@ DOCUMENT: Final[Document[Suspensions]] = json_document(PATH, decode, encode_json
 
 def unread(at_ms: int) -> SinkSuspension:
     """Placeholder that suspends all links, since `at_ms` (wall clock), while the suspensions have not been read."""
-    return SinkSuspension(None, None, "?", at_ms, f"what operators have suspended cannot be read (metastore: {PATH})")
+    why = f"what operators have suspended cannot be read (metastore: {PATH}, or suspensions in {SETTINGS_PATH})"
+    return SinkSuspension(None, None, "?", at_ms, why)
 
 
 def added(before: Sequence[SinkSuspension], new: SinkSuspension) -> Suspensions:

@@ -1,9 +1,11 @@
 """Liveness of nodes: registrations, claims, and the checks of a write that names a node's copy.
 
-A node that registers writes four znodes, in this order, so that a reader of a registration finds log ids at least as
+A node that registers writes five znodes, in this order, so that a reader of a registration finds log ids at least as
 new: `/node-ids/ID` (persistent, holds the node's name: no other node gets the id until the node is removed), `/ids/ID`
 (the same, ephemeral, for programs of earlier versions), `/replicas/NODE` (persistent: log ids, and whether the node is
-active), `/nodes/NODE` (ephemeral: the whole registration; its creation zxid is the session id).
+active), `/nodes/NODE` (ephemeral: the whole registration; its creation zxid is the session id),
+`/joined-documents/NODE` (ephemeral, holds that session id: the process reads joined documents; a registration has no
+field for it, since programs of earlier versions refuse fields that they do not know).
 
 An ephemeral belongs to one session; it is judged by its owner session and not by its name (docs/protocol.md H28). If
 two processes have one name, the one that started later wins; the other registers again once that session is over. This
@@ -36,6 +38,9 @@ log = structlog.get_logger(__name__)
 
 IDS_PATH: Final = "/node-ids"
 """Below it: the name of the node that has each id, live or down."""
+
+JOINED_PATH: Final = "/joined-documents"
+"""Below it: by node, the session id of the registration whose process reads joined documents."""
 
 ATTEMPTS_LIMIT: Final = 8
 """Attempts of read and conditional write within one call before it raises Unavailable. An attempt is lost to another
@@ -78,7 +83,26 @@ class Liveness:
         made = await self._hold(path, encode_registration(registration), session, lambda _left, stat: replaceable(stat))
         if isinstance(made, bytes):
             raise NameTaken(self._taken(node, made))
+        await self._hold(
+            f"{JOINED_PATH}/{node}",
+            b"%d" % made.czxid,
+            session,
+            lambda left, stat: not stat.owner or _number(left) < made.czxid,  # that of a later process stays
+        )
         return made.czxid
+
+    async def all_read_joined(self) -> bool:
+        """See `Metastore.all_read_joined`. The claim that a node's former process left until its session ends does not
+        count: it names another registration."""
+        known = {
+            node for path in ("/replicas", "/nodes") for node in await self._tree.children(self._base + path) or ()
+        }
+        for node in sorted(known):
+            here = await self._tree.stat(f"{self._base}/nodes/{node}", armed=False)
+            claim = await self._tree.read(f"{self._base}{JOINED_PATH}/{node}", armed=False)
+            if here is None or claim is None or claim[0] != b"%d" % here.czxid:
+                return False
+        return bool(known)
 
     def _taken(self, node: str, found: bytes) -> str:
         """Why a node cannot register: the process that has its name."""
@@ -227,3 +251,8 @@ class Liveness:
     def _still(self, session: int) -> None:
         if self._tree.session() != session:
             raise Unavailable("the session ended meanwhile")
+
+
+def _number(text: bytes) -> int:
+    """The number in a value that another program may have written; -1 for anything else."""
+    return int(text) if text.isdigit() else -1

@@ -1,9 +1,10 @@
 """The metastore as a tree of znodes: the paths, and the rules for writing them.
 
 Below one base lie `/uuid`, `/gen` (a counter), `/p/ID` (partition records, never deleted), `/nodes`, `/replicas`,
-`/node-ids` and `/ids` (`repl.metastore.liveness`) and the values of `put` and `claim`. Nothing here decides about
-partitions: the caller repeats or recomputes an undecided or refused write. `repl.metastore.zookeeper` provides the
-tree, or `tests.support.memory_metastore` with injected faults; `repl.metastore.codecs` has the bytes.
+`/node-ids`, `/ids` and `/joined-documents` (`repl.metastore.liveness`) and the values of `put` and `claim`. Nothing
+here decides about partitions: the caller repeats or recomputes an undecided or refused write.
+`repl.metastore.zookeeper` provides the tree, or `tests.support.memory_metastore` with injected faults;
+`repl.metastore.codecs` has the bytes.
 """
 
 from __future__ import annotations
@@ -153,6 +154,10 @@ class TreeMetastore:
         """See the port. A caller that also reads records reads them first (H29)."""
         return await self._registrations.look(sync=sync)
 
+    async def all_read_joined(self) -> bool:
+        """See the port."""
+        return await self._liveness.all_read_joined()
+
     # --- records ---
 
     async def records(self) -> Mapping[int, PartitionRecord]:
@@ -185,18 +190,13 @@ class TreeMetastore:
     ) -> bool:
         """See the port. One commit; raises TooLarge above its limit, Ambiguous, Unavailable."""
         ops: list[Op] = [Create(f"{self._base}/p/{record.partition}", encode_record(record)) for record in records]
-        parents = set()
-        for planned in with_values:
-            full = self._base + planned.path
-            if planned.version is None:
-                parents.add(full.rpartition("/")[0])
-                ops.append(Create(full, planned.value))
-            else:
-                ops.append(Set(full, planned.value, planned.version))
-        ops += self._checks(unmoved)
-        _check_commit(f"{len(records)} records made at once", ops)
-        for parent in sorted(parents - {self._base}):
-            await self._tree.ensure(parent)
+        ops += [*map(self._write_of, with_values), *self._checks(unmoved)]
+        if (size_bytes := _size_bytes(ops)) > COMMIT_BYTES_MAX:
+            raise TooLarge(
+                f"{len(records)} records made at once: {size_bytes} bytes, the metastore takes {COMMIT_BYTES_MAX} in "
+                "one write; fewer partitions, fewer replicas or shorter names of nodes are smaller"
+            )
+        await self._ensure_parents(with_values)
         try:
             await self._tree.commit(f"creating {len(records)} records", ops)
         except VersionConflict:
@@ -236,6 +236,18 @@ class TreeMetastore:
 
     # --- small values ---
 
+    def _write_of(self, planned: ConditionalWrite) -> Op:
+        full = self._base + planned.path
+        if planned.version is None:
+            return Create(full, planned.value)
+        return Set(full, planned.value, planned.version)
+
+    async def _ensure_parents(self, writes: Collection[ConditionalWrite]) -> None:
+        """Make the parents of values that are to be created: a commit needs them."""
+        parents = {self._base + planned.path.rpartition("/")[0] for planned in writes if planned.version is None}
+        for parent in sorted(parents - {self._base}):
+            await self._tree.ensure(parent)
+
     async def get(self, path: str) -> Versioned | None:
         """See the port."""
         full = self._base + path
@@ -264,6 +276,17 @@ class TreeMetastore:
         if version is None:
             return (await self._tree.create(full, value)).version
         return (await self._tree.set(full, value, version)).version
+
+    async def put_all(self, writes: Collection[ConditionalWrite], unmoved: Collection[Precondition] = ()) -> None:
+        """See the port. One commit."""
+        what = ", ".join(planned.path for planned in writes)
+        for planned in writes:
+            _check_size(planned.path, len(planned.value))
+        ops = [*map(self._write_of, writes), *self._checks(unmoved)]
+        if (size_bytes := _size_bytes(ops)) > COMMIT_BYTES_MAX:
+            raise TooLarge(f"{what}: {size_bytes} bytes, the metastore takes {COMMIT_BYTES_MAX} in one write")
+        await self._ensure_parents(writes)
+        await self._tree.commit(f"writing {what}", ops)
 
     async def delete(self, path: str, version: int) -> None:
         """See the port."""
@@ -305,12 +328,6 @@ def _check_size(what: str, size_bytes: int) -> None:
         raise TooLarge(f"{what}: {size_bytes} bytes, the metastore takes {RECORD_BYTES_MAX}")
 
 
-def _check_commit(what: str, ops: Collection[Op]) -> None:
-    size_bytes = sum(
-        OP_BYTES + len(op.path.encode()) + (len(op.value) if isinstance(op, Create | Set) else 0) for op in ops
-    )
-    if size_bytes > COMMIT_BYTES_MAX:
-        raise TooLarge(
-            f"{what}: {size_bytes} bytes, the metastore takes {COMMIT_BYTES_MAX} in one write; "
-            f"fewer partitions, fewer replicas or shorter names of nodes are smaller"
-        )
+def _size_bytes(ops: Collection[Op]) -> int:
+    """Size of a commit."""
+    return sum(OP_BYTES + len(op.path.encode()) + (len(op.value) if isinstance(op, Create | Set) else 0) for op in ops)

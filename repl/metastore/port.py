@@ -103,6 +103,10 @@ class Metastore(Protocol):
         """The live registrations, by node. With `sync` not older than the call; without, not older than what any call
         before has returned, which is enough after `records()` and saves a round trip."""
 
+    async def all_read_joined(self) -> bool:
+        """True if every node that ever registered and was not removed is live, and its process has `register`ed with a
+        program that reads joined documents (`repl.metastore.joined_document`). False while nobody is known."""
+
     async def allocate_log_id(self) -> int:
         """A gen that was never given before in this cluster."""
 
@@ -147,6 +151,10 @@ class Metastore(Protocol):
         """Write conditionally: `version` None means that there must be no value. Returns the new version. Raises
         VersionConflict (also if one of `unmoved` has moved), Ambiguous, Unavailable, and BadInput above 512 KB, since a
         larger znode costs the connection."""
+
+    async def put_all(self, writes: Collection[ConditionalWrite], unmoved: Collection[Precondition] = ()) -> None:
+        """Write all of these values or none, as `put` writes one. Raises what `put` raises, and BadInput above 1 MB
+        together."""
 
     async def delete(self, path: str, version: int) -> None:
         """Delete conditionally. Raises VersionConflict, Ambiguous, Unavailable."""

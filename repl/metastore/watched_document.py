@@ -2,7 +2,8 @@
 
 `Document` names a path and a codec. `Document.change` reads the document, changes the value and writes it on the
 version that was read. `WatchedDocument` holds the value read last. Either its owner calls `refresh` in an order of its
-own (the controller reads its documents before the records), or `start` follows the document in a task.
+own (the controller reads its documents before the records), or `start` follows the document in a task. Several
+documents that are one are in `repl.metastore.joined_document`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -33,6 +34,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 F = TypeVar("F")
+T_co = TypeVar("T_co", covariant=True)
 
 ATTEMPTS_MAX: Final = 8
 """Attempts of one change. An attempt is lost to another writer, or to a write whose answer did not arrive."""
@@ -42,6 +44,48 @@ POLL_S: Final = 10.0
 
 RETRY_S: Final = 0.2
 """Pause before the next read after the metastore could not be reached."""
+
+
+class PlannedChange(NamedTuple, Generic[T]):
+    """One attempt of a change: its `result`, and the write that is to be made for it, None if there is none."""
+
+    result: T
+    write: Callable[[], Awaitable[T]] | None = None
+    """Makes the write and returns the result; raises VersionConflict, Ambiguous, Unavailable."""
+
+
+async def repeat_change(
+    path: str, plan: Callable[[], Awaitable[PlannedChange[T]]], on_conflict: Callable[[], Awaitable[None]] | None = None
+) -> T:
+    """Read and write what is at `path`, as `plan` has it, until no other writer was faster.
+
+    A write whose answer was lost is followed by another attempt, which must find nothing to change. `on_conflict` is
+    called after each write that was refused, and may raise to end the attempts.
+
+    Raises NotReady when nothing was written, OutcomeUnknown when a write may have taken effect, and whatever `plan` and
+    `on_conflict` raise.
+    """
+    unanswered = False
+    try:
+        for _ in range(ATTEMPTS_MAX):
+            planned = await plan()
+            if planned.write is None:
+                return planned.result
+            try:
+                return await planned.write()
+            except Ambiguous:
+                unanswered = True
+            except VersionConflict:
+                if on_conflict is not None:
+                    await on_conflict()
+    except (Unavailable, Ambiguous) as error:
+        if not unanswered:
+            raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
+    if unanswered:
+        raise OutcomeUnknown(
+            f"{path} in the metastore may have been changed: a write got no answer; look, and repeat the change"
+        )
+    raise NotReady(f"{path} in the metastore was not changed: others changed it at the same time; repeat the change")
 
 
 class ChangedValue(NamedTuple):
@@ -61,36 +105,25 @@ async def change_value(
     """Read the value at `path`, and write what `change` makes of it on the version that was read.
 
     `change` returns None, or the bytes that it got, to leave the value as it is. It is called once per attempt; applied
-    to its own result it must change nothing, since a write whose answer was lost is followed by another attempt.
-    `on_conflict` is called after each write that was refused, and may raise to end the attempts.
-
-    Raises NotReady when nothing was written, OutcomeUnknown when a write may have taken effect, and whatever `change`
-    and `on_conflict` raise.
+    to its own result it must change nothing, since a write whose answer was lost is followed by another attempt. For
+    `on_conflict` and errors see `repeat_change`.
     """
-    unanswered = False
-    try:
-        for _ in range(ATTEMPTS_MAX):
-            found = await metastore.get(path)
-            value = change(found)
-            if value is None or (found is not None and value == found.value):
-                return ChangedValue(found, written=False)
-            try:
-                version = await metastore.put(path, value, None if found is None else found.version, unmoved)
-            except Ambiguous:
-                unanswered = True
-            except VersionConflict:
-                if on_conflict is not None:
-                    await on_conflict()
-            else:
-                return ChangedValue(Versioned(value, version), written=True)
-    except (Unavailable, Ambiguous) as error:
-        if not unanswered:
-            raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
-    if unanswered:
-        raise OutcomeUnknown(
-            f"{path} in the metastore may have been changed: a write got no answer; look, and repeat the change"
-        )
-    raise NotReady(f"{path} in the metastore was not changed: others changed it at the same time; repeat the change")
+
+    async def plan() -> PlannedChange[ChangedValue]:
+        found = await metastore.get(path)
+        value = change(found)
+        unchanged = PlannedChange(ChangedValue(found, written=False))
+        if value is None or (found is not None and value == found.value):
+            return unchanged
+        new = value
+
+        async def write() -> ChangedValue:
+            version = await metastore.put(path, new, None if found is None else found.version, unmoved)
+            return ChangedValue(Versioned(new, version), written=True)
+
+        return unchanged._replace(write=write)
+
+    return await repeat_change(path, plan, on_conflict)
 
 
 class DocumentChange(NamedTuple, Generic[T]):
@@ -111,6 +144,11 @@ class Document(Generic[T]):
     path: str
     decode: Callable[[Versioned | None], T]
     encode: Callable[[T], bytes]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """See `WatchedSource`."""
+        return (self.path,)
 
     async def read(self, metastore: Metastore) -> T:
         """The value now. Raises what `decode` and the metastore raise."""
@@ -164,17 +202,32 @@ class DocumentEvents(NamedTuple):
     """Event of a bug in a listener, with its traceback; only for a document that a task follows."""
 
 
-class WatchedDocument(Generic[T]):
-    """The value of one document as this node read it last. Belongs to the event loop.
+class WatchedSource(Protocol[T_co]):
+    """What a `WatchedValue` reads."""
 
-    A document that cannot be decoded leaves `value` as it was. Its error is logged once, until it changes or the
-    document can be decoded again.
+    @property
+    def path(self) -> str:
+        """Its path in logs."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths whose hints mean that the value may have changed."""
+
+    async def read(self, metastore: Metastore) -> T_co:
+        """The value now. Raises Corruption or CodecError, and what the metastore raises."""
+
+
+class WatchedValue(Generic[T]):
+    """The value of `source` as this node read it last. Belongs to the event loop.
+
+    A value that cannot be decoded leaves `value` as it was. Its error is logged once, until it changes or the value can
+    be decoded again.
     """
 
     def __init__(
         self,
         metastore: Metastore,
-        document: Document[T],
+        source: WatchedSource[T],
         value: T,
         events: DocumentEvents,
         on_read: Callable[[T], None] = lambda _value: None,
@@ -182,7 +235,7 @@ class WatchedDocument(Generic[T]):
     ) -> None:
         """`value` counts until the first read. `on_read` gets the value after every read and every change;
         `on_unreadable` gets the error after every read of a document that cannot be decoded."""
-        self.document = document
+        self._source = source
         self.value = value
         self.was_read = False
         """False until the first successful read."""
@@ -208,7 +261,7 @@ class WatchedDocument(Generic[T]):
 
     def on_hint(self, path: str) -> None:
         """A watch reported a change at `path`."""
-        if path == self.document.path:
+        if path in self._source.paths:
             self._fresh = False
             self._wake.set()
 
@@ -222,10 +275,10 @@ class WatchedDocument(Generic[T]):
             return
         self._fresh, changes = True, self._changes
         try:
-            value = await self.document.read(self._metastore)
+            value = await self._source.read(self._metastore)
         except (LocalFault, CodecError) as error:  # damaged, or ZooKeeper refuses the read
             if self.error != str(error):
-                log.error(self._events.unreadable, path=self.document.path, error=str(error))
+                log.error(self._events.unreadable, path=self._source.path, error=str(error))
             self.error = str(error)
             self._on_unreadable(self.error)
         except (Unavailable, Ambiguous, VersionConflict):
@@ -235,23 +288,17 @@ class WatchedDocument(Generic[T]):
             if changes == self._changes:
                 self._adopt(value)
             else:
-                self.on_hint(self.document.path)
+                self.on_hint(self._source.path)
 
     def _adopt(self, value: T) -> None:
         self.value = value
         self.was_read, self.error = True, ""
         self._on_read(value)
 
-    # -- changing -------------------------------------------------------------------------------------
-
-    async def change(
-        self, change: Callable[[T], T], *, unreadable: Callable[[CodecError], T] | None = None
-    ) -> DocumentChange[T]:
-        """See `Document.change`; the new value counts here at once."""
-        result = await self.document.change(self._metastore, change, unreadable=unreadable)
+    def changed_here(self, value: T) -> None:
+        """This node has made it `value`, which counts here at once."""
         self._changes += 1
-        self._adopt(result.value)
-        return result
+        self._adopt(value)
 
     # -- following ------------------------------------------------------------------------------------
 
@@ -279,7 +326,7 @@ class WatchedDocument(Generic[T]):
             try:
                 pause_s = POLL_S if await self._try_refresh() else RETRY_S
             except Exception as error:  # a bug in a listener must not end the task: the next read may succeed
-                unforeseen.exception(self._events.listener_failed, error, path=self.document.path)
+                unforeseen.exception(self._events.listener_failed, error, path=self._source.path)
                 pause_s = POLL_S
 
     async def _try_refresh(self) -> bool:
@@ -288,6 +335,31 @@ class WatchedDocument(Generic[T]):
             await self.refresh()
         except (Unavailable, Ambiguous, VersionConflict) as error:
             if (suppressed := self._unavailable.due()) is not None:
-                log.warning(self._events.unavailable, path=self.document.path, error=str(error), suppressed=suppressed)
+                log.warning(self._events.unavailable, path=self._source.path, error=str(error), suppressed=suppressed)
             return False
         return True
+
+
+class WatchedDocument(WatchedValue[T]):
+    """The value of one document as this node read it last, and its changes."""
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        document: Document[T],
+        value: T,
+        events: DocumentEvents,
+        on_read: Callable[[T], None] = lambda _value: None,
+        on_unreadable: Callable[[str], None] = lambda _error: None,
+    ) -> None:
+        """See `WatchedValue`."""
+        super().__init__(metastore, document, value, events, on_read, on_unreadable)
+        self.document = document
+
+    async def change(
+        self, change: Callable[[T], T], *, unreadable: Callable[[CodecError], T] | None = None
+    ) -> DocumentChange[T]:
+        """See `Document.change`; the new value counts here at once."""
+        result = await self.document.change(self._metastore, change, unreadable=unreadable)
+        self.changed_here(result.value)
+        return result

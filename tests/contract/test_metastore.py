@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 
 from isthmus.repl.metastore.codecs import RECORD_BYTES_MAX
-from isthmus.repl.metastore.port import SessionState, Unavailable, VersionConflict, Versioned
+from isthmus.repl.metastore.port import (
+    ConditionalWrite,
+    Precondition,
+    SessionState,
+    Unavailable,
+    VersionConflict,
+    Versioned,
+)
 from isthmus.repl.model.errors import TooLarge
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.support.metastore_clients import MetastoreClients, a_record, a_registration, eventually, started
@@ -101,6 +108,69 @@ async def test_small_values_are_written_conditionally(clients: MetastoreClients)
         assert await client.get(path) == Versioned(b"two", later)
         await client.delete(path, later)
         assert await client.get(path) is None
+
+
+async def test_several_values_are_written_together_or_not_at_all(clients: MetastoreClients) -> None:
+    """If one of them, or a document that they depend on, has another version, nothing is written. A value over its
+    limit, and too many bytes together, are refused before they are sent."""
+
+    async with started(clients) as (client, events):
+        version = await client.put("/place/old", b"1", None)
+        new, old = ConditionalWrite("/place/new/er", b"2", None), ConditionalWrite("/place/old", b"3", version)
+        for wrong in (
+            ([new, ConditionalWrite("/place/old", b"3", version + 1)], []),
+            ([new, ConditionalWrite("/place/old", b"3", None)], []),
+            ([new], [Precondition("/place/old", version + 1)]),
+            ([new], [Precondition("/place/nowhere", 0)]),
+        ):
+            with pytest.raises(VersionConflict):
+                await client.put_all(*wrong)
+        large = [ConditionalWrite(f"/place/{number}", bytes(RECORD_BYTES_MAX), None) for number in range(2)]
+        for too_large in (large, [ConditionalWrite("/place/big", bytes(RECORD_BYTES_MAX + 1), None)]):
+            with pytest.raises(TooLarge, match="/place/"):
+                await client.put_all(too_large)
+        assert await client.get("/place/new/er") is None
+        assert await client.get("/place/old") == Versioned(b"1", version)
+        await client.put_all([new, old])
+        assert await client.get("/place/new/er") == Versioned(b"2", 0)
+        assert await client.get("/place/old") == Versioned(b"3", version + 1)
+        await client.put_all([ConditionalWrite("/place/new/er", b"4", 0)], [Precondition("/place/old", version + 1)])
+        assert await client.get("/place/new/er") == Versioned(b"4", 1)
+        assert events.states == [SessionState.CONNECTED]
+
+
+async def test_every_known_node_must_be_live_to_read_joined_documents(clients: MetastoreClients) -> None:
+    """A registration comes with the claim that its process reads joined documents, and the claim ends with its session.
+    A node that is down counts as one that does not read them until it is removed; without any node nobody does."""
+
+    async with started(clients) as (one, _):
+        assert not await one.all_read_joined()
+        await one.register(a_registration())
+        assert await one.all_read_joined()
+        async with started(clients) as (two, _):
+            await two.register(a_registration("n2", id=2))
+            assert await one.all_read_joined()
+            assert await two.all_read_joined()
+        assert not await one.all_read_joined()
+        held = await one.get("/replicas/n2")
+        assert held is not None
+        await one.delete("/replicas/n2", held.version)
+        assert await one.all_read_joined()
+
+
+async def test_a_process_that_takes_a_registration_over_claims_for_itself(clients: MetastoreClients) -> None:
+    """The claim of the process before, whose session still lasts, is replaced with its registration; one without a
+    session, as a copy of the metastore would leave it, is replaced, too."""
+
+    async with started(clients) as (before, _), started(clients) as (after, _):
+        await after.put("/joined-documents/n1", b"99999999999", None)
+        await before.register(a_registration())
+        assert await after.all_read_joined()
+        session_id = await after.register(a_registration())
+        assert await before.all_read_joined()
+        found = await before.get("/joined-documents/n1")
+        assert found is not None
+        assert found.value == b"%d" % session_id
 
 
 async def test_children_are_sorted_names(clients: MetastoreClients) -> None:

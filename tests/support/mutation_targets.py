@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,6 +68,7 @@ from isthmus.repl.isr.messages import (
 from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup, StreamRun
 from isthmus.repl.metastore import codecs
 from isthmus.repl.metastore.counters import CHAIN_COUNTER
+from isthmus.repl.metastore.joined_document import JoinedDocument
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import Document
 from isthmus.repl.model.conditions import Condition
@@ -93,6 +95,7 @@ from isthmus.repl.transport import handshake
 from isthmus.repl.transport.codec import Encoder, decode_item
 from isthmus.repl.transport.frames import FrameKind, FrameReader, Lane, frame_head, unpacked
 from isthmus.sink import discovery, limits, peers, suspensions
+from isthmus.sink.operator_settings import SETTINGS
 from tests.support.link_nodes import entries_of, forward
 from tests.support.memory_client_api import make_client_api
 from tests.support.mutations import Encoding
@@ -561,9 +564,28 @@ def _config(data: bytes) -> object:
         raise AssertionError(f"a fault without a sentence: {error.faults}") from error
 
 
+_JOINED: Final[Mapping[str, tuple[JoinedDocument, Mapping[str, str]]]] = {
+    "sink": (SETTINGS, {"suspensions": "sink suspensions", "limits": "sink limits", "peers": "sink peers"}),
+}
+"""Joined documents: by field, which of `_DOCUMENTS` it is."""
+
+
+def _joined(document: JoinedDocument, data: bytes) -> object:
+    """The values, each decoded or with its error; they are what is read of the bytes that are written for them."""
+    values = document.decode(data)
+    again = document.decode(document.encode(values))
+    for one in document.documents:
+        assert again.error(one) == values.error(one)
+        assert values.error(one) or again[one] == values[one]
+    return values
+
+
 def _document_targets() -> Iterator[MutationTarget]:
     for name, (document, values) in _DOCUMENTS.items():
         yield MutationTarget(f"metastore: {name}", _json(*values), _versioned(document), Encoding.JSON)
+    for name, (joined, fields) in _JOINED.items():
+        sample = {"v": 1, **{field: _DOCUMENTS[what][1][0] for field, what in fields.items()}}
+        yield MutationTarget(f"metastore: joined, {name}", _json(sample), partial(_joined, joined), Encoding.JSON)
     record = PartitionRecord(
         3, "notes", 3, 12, ("n1", "n2", "n3"), isr=frozenset({Member("n2", 1)}), leader=Incarnation("n1", 1 << 50),
         status=PartitionStatus.ONLINE, epoch=7, adding=("n3",), removing=("n2",), before=("n1",),
