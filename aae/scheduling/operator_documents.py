@@ -1,8 +1,8 @@
 """Operators' settings of full-sync at run time: peers that are added, changed or removed, and suspensions.
 
-Two documents in the metastore hold them for all nodes, also those that are down, over restarts, with who, when and why.
-Per key of the settings a node uses its own entry, else the entry of all nodes, else its file. `effective_peers` and
-`suspension_for` are pure; `OperatorDocuments` follows both documents; the other functions write.
+One document in the metastore (`SETTINGS`) holds them for all nodes, also those that are down, over restarts, with who,
+when and why. Per key of the settings a node uses its own entry, else the entry of all nodes, else its file.
+`effective_peers` and `suspension_for` are pure; `OperatorDocuments` follows the document; the other functions write.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from isthmus.aae.ports import PeerAccess
 from isthmus.config.fullsync_values import WHERE_TO, changed_settings
 from isthmus.config.settings import FullSyncSettings
+from isthmus.repl.metastore.joined_document import JoinedDocument, WatchedJoinedDocument
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
-from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument
+from isthmus.repl.metastore.watched_document import Document, DocumentEvents
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady, OutcomeUnknown
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
+SETTINGS_PATH: Final = "/fullsync/settings"
+"""Where peers and suspensions are one document."""
 
 PEERS_PATH: Final = "/fullsync/peers"
 SUSPENSIONS_PATH: Final = "/fullsync/suspensions"
@@ -33,7 +35,7 @@ ALL_NODES: Final = "*"
 """Stands for every node in an entry; no node can have this name."""
 
 ENTRIES_MAX: Final = 256
-"""Entries per document; further ones are refused. A cluster has a handful of peers and nodes."""
+"""Entries of peers, and suspensions; further ones are refused. A cluster has a handful of peers and nodes."""
 
 EVENTS: Final = DocumentEvents(
     "fullsync.operators_malformed", "fullsync.operators_unread", listener_failed="fullsync.operators_bug"
@@ -145,7 +147,7 @@ def decode_peers(value: bytes) -> Entries:
             for name, rows in json.loads(value)["peers"].items()
         }
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise CodecError(f"{PEERS_PATH} in the metastore is not a list of peers: {error!r:.200}") from error
+        raise CodecError(f"not a list of peers: {error!r:.200}") from error
 
 
 def _entry(row: Mapping[str, Any]) -> PeerOverride:
@@ -182,7 +184,7 @@ def decode_suspensions(value: bytes) -> Suspensions:
             for row in json.loads(value)
         )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise CodecError(f"{SUSPENSIONS_PATH} in the metastore is not a list of suspensions: {error!r:.200}") from error
+        raise CodecError(f"not a list of suspensions: {error!r:.200}") from error
 
 
 def encode_suspensions(suspensions: Sequence[FullSyncSuspension]) -> bytes:
@@ -195,6 +197,7 @@ PEERS: Final[Document[Entries]] = Document(
 SUSPENSIONS: Final[Document[Suspensions]] = Document(
     SUSPENSIONS_PATH, lambda found: () if found is None else decode_suspensions(found.value), encode_suspensions
 )
+SETTINGS: Final = JoinedDocument(SETTINGS_PATH, (SUSPENSIONS, PEERS))
 
 
 # ---------------------------------------------------------------- acts
@@ -274,7 +277,7 @@ async def _change_peers(
         return entries
 
     with _metastore_errors():
-        return (await PEERS.change(metastore, changed)).value
+        return await SETTINGS.change_one(metastore, PEERS, changed)
 
 
 def _matters(entry: PeerOverride) -> bool:
@@ -329,7 +332,7 @@ async def _change_suspensions(
         return ()
 
     with _metastore_errors():
-        return (await SUSPENSIONS.change(metastore, change, unreadable=replacement)).value
+        return await SETTINGS.change_one(metastore, SUSPENSIONS, change, replacement)
 
 
 @contextmanager
@@ -348,33 +351,24 @@ def _metastore_errors() -> Iterator[None]:
 
 
 class OperatorDocuments:
-    """Both documents as this node last read them."""
+    """Peers and suspensions as this node last read them."""
 
     def __init__(self, metastore: Metastore, on_read: Callable[[], None]) -> None:
-        """`on_read` is called after each read, also of an unreadable document; it must not block."""
-        self.suspensions = self._watched(metastore, SUSPENSIONS, (), on_read)
-        self.peers = self._watched(metastore, PEERS, {}, on_read)
-        self._all = (self.suspensions, self.peers)
-
-    @staticmethod
-    def _watched(
-        metastore: Metastore, document: Document[T], none: T, on_read: Callable[[], None]
-    ) -> WatchedDocument[T]:
-        return WatchedDocument(metastore, document, none, EVENTS, lambda _value: on_read(), lambda _error: on_read())
+        """`on_read` is called after each read, also of what is unreadable; it must not block."""
+        self._settings = WatchedJoinedDocument(metastore, SETTINGS, EVENTS, on_read=on_read)
+        self.suspensions = self._settings.part(SUSPENSIONS)
+        self.peers = self._settings.part(PEERS)
 
     async def start(self) -> None:
         """Read both once, then follow them."""
-        for one in self._all:
-            await one.start()
+        await self._settings.start()
 
     async def stop(self) -> None:
         """End following; idempotent."""
-        for one in self._all:
-            await one.stop()
+        await self._settings.stop()
 
     async def refresh(self) -> None:
         """Read both now. Raises NotReady when the metastore cannot be reached; the previous values count."""
         with _metastore_errors():
-            for one in self._all:
-                one.expire()
-                await one.refresh()
+            self._settings.expire()
+            await self._settings.refresh()

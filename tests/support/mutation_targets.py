@@ -566,6 +566,10 @@ def _config(data: bytes) -> object:
 
 _JOINED: Final[Mapping[str, tuple[JoinedDocument, Mapping[str, str]]]] = {
     "sink": (SETTINGS, {"suspensions": "sink suspensions", "limits": "sink limits", "peers": "sink peers"}),
+    "full-sync": (
+        operator_documents.SETTINGS,
+        {"suspensions": "full-sync suspensions", "peers": "full-sync peers"},
+    ),
 }
 """Joined documents: by field, which of `_DOCUMENTS` it is."""
 
@@ -575,7 +579,7 @@ def _joined(document: JoinedDocument, data: bytes) -> object:
     values = document.decode(data)
     again = document.decode(document.encode(values))
     for one in document.documents:
-        assert again.error(one) == values.error(one)
+        assert bool(again.error(one)) == bool(values.error(one))
         assert values.error(one) or again[one] == values[one]
     return values
 

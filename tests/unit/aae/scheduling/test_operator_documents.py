@@ -14,7 +14,11 @@ import pytest
 
 from isthmus.aae.scheduling import operator_documents
 from isthmus.aae.scheduling.operator_documents import (
+    PEERS,
     PEERS_PATH,
+    SETTINGS,
+    SETTINGS_PATH,
+    SUSPENSIONS,
     SUSPENSIONS_PATH,
     FullSyncAuditInfo,
     FullSyncSuspension,
@@ -40,7 +44,9 @@ from isthmus.node.services.fullsync_query import (
     FullSyncStatusResponder,
     FullSyncSuspendResponder,
 )
+from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
+from tests.support.earlier_program import register_earlier, register_present
 from tests.support.fullsync_fakes import FakeAccess
 from tests.support.memory_client_api import ask, make_client_api
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
@@ -382,6 +388,80 @@ async def test_an_unreadable_suspension_counts_as_one(tmp_path: Path) -> None:
     assert (row["state"], SUSPENSIONS_PATH in row["reason"]) == ("suspended", True)
     assert (await one.act("suspend", peer="west"))[0] == 400
     assert (await one.act("resume"))[0] == 200
+    assert operator_view(two.fixture)["peers"][0]["state"] == "scheduled"
+
+
+FORMER_PEERS = (
+    b'{"peers": {"west": {"*": {"values": {"all": 3}, "added": false, "removed": false, "added_ms": 0, "by": "ann", '
+    b'"at_ms": 5, "reason": "r \\u00e4"}, "e1": {"values": {}, "added": false, "removed": true, "added_ms": 0, '
+    b'"by": "bob", "at_ms": 6, "reason": ""}}}}'
+)
+FORMER_SUSPENSIONS = b'[{"peer": null, "node": "e1", "by": "ann", "at_ms": 5, "reason": "disk"}]'
+JOINED = (
+    b'{"v":1,"suspensions":[{"peer":null,"node":"e1","by":"ann","at_ms":5,"reason":"disk"},{"peer":"west","node":null,'
+    b'"by":"eve","at_ms":7,"reason":""}],"peers":{"peers":{"west":{"*":{"values":{"all":3},"added":false,"removed":false'
+    b',"added_ms":0,"by":"ann","at_ms":5,"reason":"r \\u00e4"},"e1":{"values":{},"added":false,"removed":true,'
+    b'"added_ms":0,"by":"bob","at_ms":6,"reason":""}}}}}'
+)
+
+
+async def test_settings_of_the_version_before_are_joined_with_all_that_is_in_them(tmp_path: Path) -> None:
+    """The bytes that the version before wrote are read as they are. While a node of that version is live, an act writes
+    in its form; afterwards the next one writes the joined document, of which every byte is fixed here. The version
+    before cannot decode what is at the former paths then, and its scheduler counts that as a suspension of all."""
+
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1")
+    earlier = MemoryMetastore(cluster.ensemble)
+    await earlier.start(lambda _: None)
+    await register_present(one.metastore, "n1", 1)
+    await register_earlier(earlier, "n2", 2)
+    for path, value in ((PEERS_PATH, FORMER_PEERS), (SUSPENSIONS_PATH, FORMER_SUSPENSIONS)):
+        await earlier.put(path, value, None)
+    values = await SETTINGS.read(one.metastore)
+    assert (values[PEERS], values[SUSPENSIONS]) == (decode_peers(FORMER_PEERS), decode_suspensions(FORMER_SUSPENSIONS))
+    await operator_documents.suspend(one.metastore, FullSyncSuspension("west", None, "eve", 7, ""))
+    assert await one.metastore.get(SETTINGS_PATH) is None
+    assert len(await SUSPENSIONS.read(earlier)) == 2
+    assert (await earlier.get(PEERS_PATH)) == Versioned(FORMER_PEERS, 0)
+    await earlier.stop()
+    again = MemoryMetastore(cluster.ensemble)
+    await again.start(lambda _: None)
+    await register_present(again, "n2", 2)
+    await operator_documents.suspend(again, FullSyncSuspension("west", None, "eve", 8, ""))
+    await operator_documents.suspend(again, FullSyncSuspension("west", None, "eve", 7, ""))
+    assert await one.metastore.get(SETTINGS_PATH) == Versioned(JOINED, 1)
+    assert SETTINGS.encode(SETTINGS.decode(JOINED)) == JOINED
+    for document in (PEERS, SUSPENSIONS):
+        found = await one.metastore.get(document.path)
+        assert found is not None
+        assert found.value == b'"moved to /fullsync/settings"'
+        with pytest.raises(CodecError):
+            document.decode(found)
+
+
+@pytest.mark.logs_errors("fullsync.operators_malformed")
+async def test_settings_that_are_damaged_as_a_whole_suspend_a_node_that_starts(tmp_path: Path) -> None:
+    """A node that has read them goes on with what it read. No act changes them, not even a resume of everything, which
+    would end what nobody could read."""
+
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1")
+    await register_present(one.metastore, "n1", 1)
+    await one.act("set", peer="west", values={"all": 3})
+    found = await one.metastore.get(SETTINGS_PATH)
+    assert found is not None
+    await one.metastore.put(SETTINGS_PATH, b"{", found.version)
+    await one.documents.refresh()
+    assert (operator_view(one.fixture)["peers"][0]["state"], one.peers["west"].all_count) == ("scheduled", 3)
+    (two,) = await cluster.start("n2")
+    (row,) = operator_view(two.fixture)["peers"]
+    assert (row["state"], SETTINGS_PATH in row["reason"]) == ("suspended", True)
+    for path, body in (("resume", {}), ("suspend", {}), ("set", {"peer": "west", "values": {"all": 4}})):
+        status, answer = await one.act(path, **body)
+        assert (status, SETTINGS_PATH in answer["error"]) == (400, True)
+    await one.metastore.put(SETTINGS_PATH, b'{"v":1}', found.version + 1)
+    await two.documents.refresh()
     assert operator_view(two.fixture)["peers"][0]["state"] == "scheduled"
 
 
