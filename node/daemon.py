@@ -245,6 +245,8 @@ class Node:
         self._started_ms = self._time.wall_ms()
         self._session = MetastoreSession()
         self._reload_task: asyncio.Task[None] | None = None
+        self._reload_again = False
+        """A reload was requested that has not begun yet."""
         self._ready_task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._stop_reason = ""
@@ -500,7 +502,8 @@ class Node:
 
     async def exposition(self) -> bytes:
         """See NodeStatus."""
-        await asyncio.gather(self.services.lag_metrics.measure(), self._findings.measure())
+        await self._findings.measure()  # first: the other one makes do with the lags that this one has had read
+        await self.services.lag_metrics.measure()
         return self.metrics.render()
 
     @property
@@ -540,19 +543,25 @@ class Node:
         self._manager.status(self._sentence())
 
     def request_reload(self) -> None:
-        """Reload what may change while the node runs (SIGHUP): certificates, tokens, the log level. Ignored while a
-        reload is under way, and while the node starts or stops."""
-        if self._serving and (self._reload_task is None or self._reload_task.done()):
+        """Reload what may change while the node runs (SIGHUP): certificates, tokens, the log level. Requests during a
+        reload are followed by one more, since it may have read a file before it was changed. Ignored while the node
+        starts or stops."""
+        if not self._serving:
+            return
+        self._reload_again = True
+        if self._reload_task is None or self._reload_task.done():
             self._reload_task = asyncio.get_running_loop().create_task(self._reload())
 
     async def _reload(self) -> None:
         loop = asyncio.get_running_loop()
-        self._manager.reloading()
-        try:
-            troubles = await self._reload_files(loop)
-        finally:
-            self._manager.ready(self._sentence())
-        await self._audit.local("reload the node's files", "signal", "; ".join(troubles) or None)
+        while self._reload_again:
+            self._reload_again = False
+            self._manager.reloading()
+            try:
+                troubles = await self._reload_files(loop)
+            finally:
+                self._manager.ready(self._sentence())
+            await self._audit.local("reload the node's files", "signal", "; ".join(troubles) or None)
 
     async def _reload_files(self, loop: asyncio.AbstractEventLoop) -> list[str]:
         """Reload; returns a sentence for each file that could not be read."""
