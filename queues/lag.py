@@ -25,7 +25,7 @@ from isthmus.config.text import quantity
 from isthmus.queues.object_reader import read_changes, size_of
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window import Window
-from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.errors import IsthmusError, NotReady
 from isthmus.repl.store.port import Change, DamagedChange, Store
 from isthmus.repl.unforeseen import unforeseen
 
@@ -179,17 +179,22 @@ class LagReadings:
         """`take`: reads the lags of all queues; its argument is the loop's time by which it must end."""
         self._take = take
         self._newest: _SharedReading | None = None
+        self._stopped = False
 
     async def read(self, fresh_ms: int = 0) -> list[QueueLag]:
         """The lags of all queues, as of the request, or as of a reading that began less than `fresh_ms` before. Raises
-        what the reading raises. A reader that is cancelled ends no reading of others."""
+        what the reading raises, and NotReady once they are stopped. A reader that is cancelled ends no reading of
+        others."""
+        if self._stopped:
+            raise NotReady("the queues of this node have stopped")
         newest = self._newest
         if newest is None or not newest.is_good(asyncio.get_running_loop().time() - fresh_ms / 1000):
             newest = self._newest = _SharedReading(self._take, newest)
         return await asyncio.shield(newest.task)
 
     async def stop(self) -> None:
-        """End the readings; the store is closed next."""
+        """End the readings, and begin no other one: the store is closed next."""
+        self._stopped = True
         while self._newest is not None:
             newest, self._newest = self._newest, None
             ending = [*newest.before, newest.task]

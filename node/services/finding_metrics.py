@@ -33,7 +33,8 @@ REST: Final = "others"
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_findings": Family(
         "Open findings of the cluster, as in `isthmus status`, by code, severity (critical, warning, unknown) and "
-        "subject. The first two nodes by name report them for all; without findings there are no samples.",
+        "subject. The first two registered nodes by name report them for all, and a node that knows itself not to be "
+        "registered what it sees; without findings there are no samples.",
         "findings",
         "findings",
         ("code", "severity", "subject"),

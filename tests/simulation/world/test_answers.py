@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from isthmus.node.daemon import EXIT_STORAGE, Node
 from isthmus.node.observability.version import program_version
+from isthmus.queues.lag import LagMemory, QueueReading
 from isthmus.repl.model.errors import LocalFault
 from tests.simulation.world.three_nodes import cut_off, get, get_bytes, lived, on_its_loop, short_lived_world, world
 from tests.simulation.world.world import World
@@ -88,6 +89,29 @@ def test_any_node_has_the_events_of_all(world: World, monkeypatch: pytest.Monkey
         cut_off(n1, "east-3", monkeypatch)
         answer = (await get(n1, "/admin/events"))[1]
         assert answer["unknown"] == {"east-3": "not-ready: no connection to east-3"}
+
+    lived(world, claim)
+
+
+def test_a_scrape_reads_no_lag_again_that_the_findings_had_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that reports findings reads its queues' lags as often for a scrape as for the findings; another node,
+    which judges nothing, once."""
+    read, memories = LagMemory.read, list[LagMemory]()
+
+    async def counted(memory: LagMemory, *given: Any) -> dict[str, QueueReading]:
+        memories.append(memory)
+        return await read(memory, *given)
+
+    async def reads(node: Node, path: str) -> int:
+        await asyncio.sleep(2)
+        memories.clear()
+        assert (await get_bytes(node, path))[0] == 200
+        return memories.count(node.services.queue_acts._lag_memory)
+
+    async def claim(nodes: dict[str, Node]) -> None:
+        monkeypatch.setattr(LagMemory, "read", counted)
+        assert await reads(nodes["east-1"], "/metrics") == await reads(nodes["east-1"], "/admin/findings") > 0
+        assert await reads(nodes["east-3"], "/metrics") == 1
 
     lived(world, claim)
 

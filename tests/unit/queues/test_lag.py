@@ -307,7 +307,8 @@ async def test_a_caller_may_take_a_reading_that_began_a_little_earlier() -> None
 
 
 async def test_readers_that_leave_end_no_reading_and_a_stop_ends_all() -> None:
-    """The reading goes on for those that stay. A stop ends the one that runs and the one that waits for it."""
+    """The reading goes on for those that stay. A stop ends the one that runs and the one that waits for it; nothing is
+    read after it."""
     readings = ScriptedReadings()
     leaving, staying = [asyncio.create_task(readings.shared.read()) for _ in range(2)]
     await asyncio.sleep(0.001)
@@ -318,6 +319,8 @@ async def test_readers_that_leave_end_no_reading_and_a_stop_ends_all() -> None:
     await readings.shared.stop()
     assert [type(one) for one in await asyncio.gather(*ended, return_exceptions=True)] == [asyncio.CancelledError] * 2
     assert readings.ends[1].cancelled()
+    with pytest.raises(NotReady, match="stopped"):
+        await readings.shared.read()
     assert len(readings.began) == 2
 
 
