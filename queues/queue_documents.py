@@ -157,8 +157,9 @@ CLEARED: Final = "cleared"
 RELEASED: Final = "released"
 OFFER_CHANGED: Final = "offer-changed"
 
-POSITIONS_MAX: Final = 32_768
-"""Positions of one command: with the longest numbers 0.7 MB, below the largest value that the metastore accepts."""
+POSITIONS_MAX: Final = 12_288
+"""Positions of one command: with the longest numbers 0.37 MB, which leaves a quarter of the largest value that the
+metastore accepts to filters and reasons. Clusters have some thousand partitions at most."""
 
 Positions = tuple[tuple[Count, Count], ...]
 """(partition, offset): the sink's cluster already has all changes below the offset, not through this queue."""

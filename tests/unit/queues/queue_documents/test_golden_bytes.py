@@ -9,6 +9,7 @@ import pytest
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.queue_documents import (
     DEFINITIONS,
+    POSITIONS_MAX,
     AuditInfo,
     BulkMark,
     CursorCommand,
@@ -22,6 +23,7 @@ from isthmus.queues.queue_documents import (
     SetRates,
 )
 from isthmus.queues.rate_limit import Rates
+from isthmus.repl.metastore.codecs import PARTITION_MAX, RECORD_BYTES_MAX
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import Document
 from isthmus.repl.model.errors import CodecError
@@ -188,3 +190,13 @@ def test_a_damaged_document_is_refused_with_the_path_of_the_fault(
     """The error names the field, and is a CodecError."""
     with pytest.raises(CodecError, match=path):
         document.decode(Versioned(written, 1))
+
+
+def test_a_command_with_the_most_positions_fits_into_the_metastore() -> None:
+    """With the longest numbers, and the same again in the release before it, which then goes by time."""
+    longest = ((PARTITION_MAX, (1 << 44) - 1),) * POSITIONS_MAX
+    released = CursorCommand(4, "released", 0, "bob", 1_699_999_999_999, "", longest)
+    command = CursorCommand(5, "placed", 0, "ann", 1_700_000_000_000, "", longest).following(released)
+    assert command.released is not None
+    assert command.released.positions == ()
+    assert len(PATHS.command.encode(command)) < RECORD_BYTES_MAX * 3 // 4
