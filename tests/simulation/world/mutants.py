@@ -92,9 +92,9 @@ MINUTE_OF_CLOCKS: Final = Draw(("sink-suspend", "queue-clear", "fullsync-run", "
 LED: Final = Draw(("leader-balance", "kill", "sink-suspend", "queue-clear"), 100, 10, 15, (3, 1))
 EXPIRED: Final = Draw(("session-expires", "leader-balance", "freeze"), 150, 10, 15, (3, 1))
 ISOLATED: Final = Draw(("cut-off",), 250, 4, 25, (3, 1))
-RESET: Final = Draw(("reset-connections", "lossy-network", "kill"), 150, 16, 15, (3, 1), first=22)
+RESET: Final = Draw(("reset-connections", "leader-balance", "kill"), 150, 30, 15, (3, 1))
 SIZES: Final = Draw(("properties-set",), 150, 30, 12)
-REWRITTEN: Final = Draw(("kv-reap", "slow-disk"), 150, 40, 15, first=25)
+REWRITTEN: Final = Draw(("kv-reap", "slow-disk"), 250, 60, 15)
 """Writes are long under way, so that a tombstone may be due meanwhile."""
 FILTERED: Final = Draw(("queue-set",), 120, 40, 20)
 """Queues include less for a while, so that tombstones are reaped which the other cluster never saw."""
@@ -131,7 +131,7 @@ MUTANTS: Final = (
     Mutant(versions.writes_replace_what_they_have_not_seen, "nothing-lost", CALM, quick=True),
     Mutant(versions.forgets_requests, "committed-reads", CALM, 3),
     Mutant(versions.remembers_only_requests_under_way, "committed-reads", CALM, 3),
-    Mutant(versions.forgets_requests_of_earlier_leaders, "nothing-lost", RESET),
+    Mutant(versions.forgets_requests_of_earlier_leaders, "committed-reads", RESET, 12),
     Mutant(versions.answers_repeated_requests_at_once, "committed-reads", EXPIRED, 4),
     Mutant(versions.ignores_conditions, "committed-reads", CALM, quick=True),
     Mutant(versions.client_names_all_writes_alike, "nothing-lost", CALM, quick=True),
@@ -139,7 +139,7 @@ MUTANTS: Final = (
     Mutant(versions.reaps_before_it_is_acknowledged, "delivered", REAPED, 3),
     Mutant(versions.forgets_what_it_has_reaped, "nothing-lost", REAPED, 2),
     Mutant(versions.writes_below_what_was_reaped, "nothing-lost", REAPED, 2),
-    Mutant(versions.reaps_what_was_rewritten, "committed-reads", REWRITTEN),
+    Mutant(versions.reaps_what_was_rewritten, "committed-reads", REWRITTEN, 14),
     Mutant(versions.recalls_nothing, "world", FILTERED, 2),
     # replicas
     Mutant(replicas.commits_what_is_durable_here, "delivered", ISOLATED),
@@ -157,7 +157,7 @@ MUTANTS: Final = (
     Mutant(queues.settles_what_failed, "delivered", CUT, quick=True),
     Mutant(queues.settles_what_it_takes_back, "delivered", CUT),
     Mutant(queues.begins_at_the_end_when_it_leads, "delivered", CUT, quick=True),
-    Mutant(queues.moves_its_cursor_over_what_was_served, "delivered", CUT, quick=True),
+    Mutant(queues.moves_its_cursor_over_what_was_served, "delivered", CUT, 6, quick=True),
     Mutant(queues.keeps_leases_for_ever, "world", FROZEN, 8),
     Mutant(queues.keeps_the_budget_of_windows_that_ended, "bounds", LED, 3),
     Mutant(queues.serves_partitions_that_it_led, "errors", EXPIRED, 2),

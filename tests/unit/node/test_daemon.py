@@ -66,7 +66,7 @@ async def test_a_reload_that_fails_ends_as_ready() -> None:
     async def fail(_loop: object) -> list[str]:
         raise RuntimeError("a fault that nobody foresaw")
 
-    node: Any = SimpleNamespace(_manager=manager, _sentence=lambda: "ready", _reload_files=fail)
+    node: Any = SimpleNamespace(_manager=manager, _sentence=lambda: "ready", _reload_files=fail, _reload_again=True)
     with pytest.raises(RuntimeError):
         await Node._reload(node)
     assert sent == ["reloading", "ready"]
