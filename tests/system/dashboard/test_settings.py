@@ -99,7 +99,7 @@ def test_a_wrong_value_is_refused_with_what_would_be_right(options: BrowserPage)
     """The node names the valid values before the dialog asks for confirmation."""
     options.allow("status of 400")
     row = row_of(options, LAG, "the cluster")
-    for value, sentence in (("soon", 'write a number and a unit, such as "1s"'), ("50", "100 to 3600000")):
+    for value, sentence in (("soon", 'write a number and a unit, such as "1s"'), ("50", "100ms to 1h")):
         options.fill_in(button(row, "Set …"), {"Value": value, "For": ""})
         expect(options.dialog.get_by_role("alert")).to_contain_text(sentence)
         assert button(options.dialog, "Set it").count() == 0
