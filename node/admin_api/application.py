@@ -115,8 +115,8 @@ class AdminApi(HttpApplication):
         within 0.5 s are in `silent`, and in `warnings` unless their replicas are out of sync; `balancing` is null if
         the controller is one of them. `outdated_why`: why this node shows earlier records while the metastore answers
         and has gone back, else "". `registered` is false while this node is not registered in the metastore. Of
-        `problems`, `doubts` are the reasons why what this node shows may be old, and `unreadable` names the documents
-        of the metastore that cannot be read.
+        `problems`, `doubts` are the reasons why what this node shows may be old, `unreadable` names the documents of
+        the metastore that cannot be read, and `writes_refused` has those of each node that refuses writes.
         """
         return json_reply(await self.cluster_document())
 
@@ -179,6 +179,7 @@ class AdminApi(HttpApplication):
             "problems": problems,
             "doubts": doubts,
             "unreadable": cluster_status.unreadable(records, controller.unread.why),
+            "writes_refused": cluster_status.writes_refused(records, facts),
             "urgent": services.credentials.urgent(),
             "warnings": [*services.credentials.problems(), *cluster_status.silent(facts), *links],
             "silent": sorted(name for name, reported in facts.items() if reported is None),

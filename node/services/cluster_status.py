@@ -135,8 +135,7 @@ def problems(
         for row in node_rows(records, registrations)
         if row.state != "live" and not (row.name in drained and not row.replicas)
     ]
-    full, others = _replica_problems(records, facts or {})
-    found += full
+    found += [each for sentences in writes_refused(records, facts or {}).values() for each in sentences]
     offline = [r for _, r in sorted(records.items()) if r.status is not PartitionStatus.ONLINE]
     found += [f"partition {r.partition} is {r.status.value}: {r.reason}" for r in offline]
     below = below_min_isr(records)
@@ -145,7 +144,7 @@ def problems(
     under = under_replicated(records)
     if under:
         found.append(f"replicas are out of sync in {_some(under)}")
-    found += others
+    found += _out_of_sync(records, facts or {})
     if len(found) > PROBLEMS_MAX:
         found[PROBLEMS_MAX:] = [f"and {len(found) - PROBLEMS_MAX} more; `isthmus partition list` shows all"]
     return found
@@ -167,29 +166,52 @@ def _unread(path: str, why: str, records: Records) -> str:
     return f"nothing is decided by what cannot be read{serves}: {why}"
 
 
-def _replica_problems(records: Records, facts: Mapping[str, NodeReplicaFacts | None]) -> tuple[list[str], list[str]]:
-    """(full disks, other reasons why replicas are not in sync), a sentence for each node and reason. A node with such
-    replicas that did not answer is named, too."""
-    full: list[str] = []
-    others: list[str] = []
+def writes_refused(records: Records, facts: Mapping[str, NodeReplicaFacts | None]) -> dict[str, list[str]]:
+    """Node that refuses writes, since space, inodes or descriptors are short -> why, a sentence for each reason."""
+    found = {node: _reasons(node, records, facts[node] or {}) for node in sorted(facts)}
+    refused = {
+        node: [_sentence(node, where, why) for why, where in reasons.items() if _is_refusal(why)]
+        for node, reasons in found.items()
+    }
+    return {node: sentences for node, sentences in refused.items() if sentences}
+
+
+def _out_of_sync(records: Records, facts: Mapping[str, NodeReplicaFacts | None]) -> list[str]:
+    """Other reasons why replicas are not in sync, a sentence for each node and reason. A node with such replicas that
+    did not answer is named, too."""
+    found: list[str] = []
     for node, reported in sorted(facts.items()):
-        held = {p: r for p, r in records.items() if node in r.replicas and node not in r.removing}
         if reported is None:
-            lacking = [p for p, r in sorted(held.items()) if all(m.node != node for m in r.isr)]
+            lacking = [p for p, r in sorted(_held(node, records).items()) if all(m.node != node for m in r.isr)]
             if lacking:
-                others.append(f"node {node} did not answer: why it is out of sync in {_some(lacking)} is not known")
+                found.append(f"node {node} did not answer: why it is out of sync in {_some(lacking)} is not known")
             continue
-        reasons: dict[str, list[int]] = {}
-        for p, replica in sorted(reported.items()):
-            record = held.get(p)
-            if record is None:
-                continue
-            if replica.reason.startswith(OutOfStorage.reason) or Member(node, replica.gen) not in record.isr:
-                reasons.setdefault(replica.reason, []).append(p)
-        for reason, where in reasons.items():
-            sentence = f"node {node}, {_some(where)}: {reason}"
-            (full if reason.startswith(OutOfStorage.reason) else others).append(sentence)
-    return full, others
+        reasons = _reasons(node, records, reported)
+        found += [_sentence(node, where, why) for why, where in reasons.items() if not _is_refusal(why)]
+    return found
+
+
+def _held(node: str, records: Records) -> Records:
+    """The records of the partitions of which a node is to have a replica."""
+    return {p: r for p, r in records.items() if node in r.replicas and node not in r.removing}
+
+
+def _reasons(node: str, records: Records, reported: NodeReplicaFacts) -> dict[str, list[int]]:
+    """Why a node's replicas are out of sync, or refuse writes -> their partitions."""
+    held, found = _held(node, records), dict[str, list[int]]()
+    for p, replica in sorted(reported.items()):
+        record = held.get(p)
+        if record is not None and (_is_refusal(replica.reason) or Member(node, replica.gen) not in record.isr):
+            found.setdefault(replica.reason, []).append(p)
+    return found
+
+
+def _is_refusal(reason: str) -> bool:
+    return reason.startswith(OutOfStorage.reason)
+
+
+def _sentence(node: str, where: list[int], reason: str) -> str:
+    return f"node {node}, {_some(where)}: {reason}"
 
 
 def silent(facts: Mapping[str, NodeReplicaFacts | None]) -> list[str]:

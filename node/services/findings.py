@@ -7,10 +7,10 @@ facts. A value that an answer lacks is unknown, never OK.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import chain
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -229,20 +229,19 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
     node = f"node {cell(cluster.get('node'))}"
     facts += [Fact(ProbeState.CRITICAL, str(each), Code.CERTIFICATE, node) for each in cluster.get("urgent") or ()]
     unreadable = [str(each) for each in cluster.get("unreadable") or ()]  # earlier versions do not tell them apart
-    told = {*unreadable, *map(str, cluster.get("doubts") or ())}  # doubts: see `staleness_facts`
+    refused = {node: [str(each) for each in found] for node, found in object_in(cluster, "writes_refused").items()}
+    told = {*unreadable, *chain.from_iterable(refused.values())}
+    told.update(map(str, cluster.get("doubts") or ()))  # see `staleness_facts`
     problems = [each for each in map(str, cluster.get("problems") or ()) if each not in told]
     well = all(fact.state is ProbeState.OK for fact in facts) and not under
-    for each in problems:
-        if short := _SHORT_NODE.match(each):  # the cause of what is said above, which does not name it
-            facts.append(Fact(ProbeState.CRITICAL, each, Code.WRITES_REFUSED, f"node {short[1]}"))
-        elif well:
-            facts.append(Fact(ProbeState.WARNING, each, Code.CLUSTER, "cluster"))
+    facts += [Fact(ProbeState.WARNING, each, Code.CLUSTER, "cluster") for each in problems if well]
+    facts += [  # the cause of what is said above, which does not name it
+        Fact(ProbeState.CRITICAL, each, Code.WRITES_REFUSED, f"node {node}")
+        for node, sentences in refused.items()
+        for each in sentences
+    ]
     facts += [Fact(ProbeState.WARNING, each, Code.DOCUMENT_UNREADABLE, "cluster") for each in unreadable]
     return facts
-
-
-_SHORT_NODE: Final = re.compile(r"node (\S+), (?:partition|\d+ partitions:) [\d, .]+: out-of-storage\b")
-"""The problem of a node that refuses writes, see `cluster_status.problems`."""
 
 
 def isr_fine(cluster: Mapping[str, Any]) -> str:

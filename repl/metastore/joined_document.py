@@ -289,19 +289,12 @@ def changed_one(
 class WatchedPart(Generic[F]):
     """One document of a `WatchedJoinedDocument`, as this node read it last."""
 
-    def __init__(self, value: F, place: str) -> None:
+    def __init__(self, value: F) -> None:
         self.value = value
         self.was_read = False
         """False until the first successful read."""
         self.error = ""
-        """Why the newest one cannot be decoded, while `value` is older; "" if it can."""
-        self.place = place
-        """Where the newest one is."""
-
-    @property
-    def readable(self) -> bool:
-        """False while the newest one cannot be decoded, and `value` is older."""
-        return not self.error
+        """Why the newest one cannot be decoded, and where it is, while `value` is older; "" if it can."""
 
 
 class WatchedJoinedDocument:
@@ -327,7 +320,7 @@ class WatchedJoinedDocument:
         self._on_read = on_read
         nothing, given = document.nothing_set(), {one.path: value for one, value in placeholders}
         self._parts: dict[str, WatchedPart[Any]] = {
-            one.path: WatchedPart(given.get(one.path, nothing[one]), nothing.place(one)) for one in document.documents
+            one.path: WatchedPart(given.get(one.path, nothing[one])) for one in document.documents
         }
         self._values = WatchedValue(metastore, document, nothing, events, self._adopt, self._all_unreadable)
         self.expire, self.refresh = self._values.expire, self._values.refresh
@@ -337,11 +330,6 @@ class WatchedJoinedDocument:
         """One of the documents."""
         return self._parts[document.path]
 
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """Where in the metastore is what cannot be decoded."""
-        return tuple(dict.fromkeys(part.place for part in self._parts.values() if part.error))
-
     async def change(self, change: Callable[[JoinedValues], JoinedValues]) -> JoinedValues:
         """See `JoinedDocument.change`; the new values count here at once."""
         result = await self._document.change(self._metastore, change)
@@ -350,16 +338,15 @@ class WatchedJoinedDocument:
 
     def _adopt(self, values: JoinedValues) -> None:
         for document in self._document.documents:
-            part = self._parts[document.path]
-            part.place, error = values.place(document), values.error(document)
+            part, error = self._parts[document.path], values.error(document)
             if not error:
                 part.value, part.was_read = values[document], True
             elif error != part.error:
-                log.error(self._events.unreadable, path=part.place, error=error)
+                log.error(self._events.unreadable, path=values.place(document), error=error)
             part.error = error
         self._on_read()
 
     def _all_unreadable(self, error: str) -> None:
         for part in self._parts.values():
-            part.error, part.place = error, self._document.path
+            part.error = error
         self._on_read()

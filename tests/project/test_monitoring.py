@@ -335,7 +335,7 @@ EXAMPLES: Final[list[tuple[Code, str, dict[str, Any]]]] = [
     (Code.OFFLINE, "critical", cluster_of(partitions={"total": 12, "online": 11, "offline": 1})),
     (Code.OUT_OF_SYNC, "warning", cluster_of(under_replicated=[1])),
     (Code.SHORT, "warning", health_of(short=["55 of 64 descriptors are taken"])),
-    (Code.WRITES_REFUSED, "critical", cluster_of(problems=[REFUSES])),
+    (Code.WRITES_REFUSED, "critical", cluster_of(problems=[REFUSES], writes_refused={"east-1": [REFUSES]})),
 ]
 """(code, severity, answers of a cluster with such a finding)."""
 

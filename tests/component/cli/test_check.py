@@ -145,8 +145,9 @@ def test_replicas_out_of_sync_are_a_warning_and_lost_writes_critical(
     assert isr(silent=["east-3"]) == (UNKNOWN, "ISR UNKNOWN: node east-3 lives and did not answer")
     assert isr(silent=["east-3"], **under)[0] == WARNING
     full = "node east-1, 2 partitions: 3, 4: out-of-storage: writes are refused, the log's disk is full"
-    assert isr(problems=[full]) == (CRITICAL, f"ISR CRITICAL: {full}")
-    code, line = isr(problems=["partition 3 is offline: why", full], **under)
+    refused = {"east-1": [full]}
+    assert isr(problems=[full], writes_refused=refused) == (CRITICAL, f"ISR CRITICAL: {full}")
+    code, line = isr(problems=["partition 3 is offline: why", full], writes_refused=refused, **under)
     assert (code, full in line, "why" in line) == (CRITICAL, True, False)
 
 

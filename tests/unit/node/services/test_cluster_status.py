@@ -172,6 +172,7 @@ def test_an_out_of_sync_replica_is_named_with_the_reason_from_its_node() -> None
     said = {**SAID, "c": dict.fromkeys(out, facts(3, 7, reason=full))}
     lacking = "replicas are out of sync in 2 partitions: 0, 1"
     assert cluster_status.problems(out, ALL, "", (), said) == [f"node c, 2 partitions: 0, 1: {full}", lacking]
+    assert cluster_status.writes_refused(out, said) == {"c": [f"node c, 2 partitions: 0, 1: {full}"]}
     said["c"] = {0: facts(3), 1: facts(3)}
     assert cluster_status.problems(out, ALL, "", (), said) == [
         lacking,
@@ -182,6 +183,7 @@ def test_an_out_of_sync_replica_is_named_with_the_reason_from_its_node() -> None
         lacking,
         "node c did not answer: why it is out of sync in 2 partitions: 0, 1 is not known",
     ]
+    assert cluster_status.writes_refused(out, said) == {}
     refusing = {**SAID, "a": {0: structs.replace(LEADER, reason=full)}}
     assert cluster_status.problems({0: record()}, ALL, "", (), refusing) == [f"node a, partition 0: {full}"]
     (shown,) = cluster_status.partition_rows({0: record()}, ALL, refusing)

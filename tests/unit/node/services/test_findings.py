@@ -202,7 +202,7 @@ def test_an_unreadable_document_is_a_finding_of_its_own_kind() -> None:
 def test_a_node_that_refuses_writes_is_not_said_to_have_little_space() -> None:
     """Whatever is short: the alert about little free space does not fire, and the remedy is not to make room."""
     words = "node east-1, 2 partitions: 3, 4: out-of-storage: writes are refused, no files can be opened"
-    cluster = cluster_answer("east") | {"problems": [words]}
+    cluster = cluster_answer("east") | {"problems": [words], "writes_refused": {"east-1": [words]}}
     (finding,) = findings_document(answers_of("east") | {"cluster": cluster}, {})["findings"]
     assert finding == {
         "code": "writes-refused",
