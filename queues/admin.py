@@ -26,7 +26,6 @@ from isthmus.queues.queue_documents import (
     AuditInfo,
     LostReferences,
     Positions,
-    checked_settings,
 )
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.rate_limit import Rates
@@ -197,21 +196,12 @@ class QueueActs:
     async def change_settings(
         self, name: str, values: Mapping[str, Any], act: AuditInfo, *, default: bool = False, again: bool = False
     ) -> None:
-        """Change settings of a queue while it runs, on all nodes: "filter", "cascade" (`QueueStore.change_offer`), and
-        `queue_documents.LIMITS`. `default`: the definition or file counts again. `again`: everything is offered once
-        more."""
+        """Change settings of a queue while it runs, on all nodes; see `QueueStore.change_settings`."""
         queue = self._queues.named(name)
-        offer: dict[str, Any] = {key: values[key] for key in ("filter", "cascade") if key in values}
-        changed = queue.stored.command.change if queue.stored.command is not None else None
-        if default and changed is not None and (changed.filter, changed.cascade) != (None, None):
-            offer = {"filter": None, "cascade": None}
-        limits = {key: value for key, value in values.items() if key not in offer}
-        checked_settings(name, {key: value for key, value in values.items() if value is not None})
-        store, seen = self._queues.queue_store, queue.machine.newest_command_version()
-        if limits or default:
-            await store.set_limits(name, limits, act, default=default)
-        if offer or again:
-            await store.change_offer(name, queue.settings, offer, act, again=again, seen=seen)
+        seen = queue.machine.newest_command_version()
+        await self._queues.queue_store.change_settings(
+            name, queue.settings, values, act, default=default, again=again, seen=seen
+        )
         await self._queues.refresh(name)
         log.info("queue.set", queue=name, values=dict(values), default=default, again=again, by=act.by)
 

@@ -4,13 +4,15 @@ They hold the decisions of operators and nodes that concern a queue as a whole. 
 conditional writes only (`queues.queue_store`):
 
     /queue-definitions          {name: {"filter", "cascade", ..., "by", "at_ms", "reason"} or {"delisted": true, ...}}
-    /queues/NAME/owner          the cluster that may fetch
-    /queues/NAME/decree         the newest cursor command: registered, placed, cleared, released, offer-changed
-    /queues/NAME/limits         {"queue_limit_count", ..., "by", "at_ms", "reason"}: limits that an operator has set
-    /queues/NAME/suspension     {"suspensions": [{"what", "node", "by", "at_ms", "reason"}]}
-    /queues/NAME/rates          {"bytes", "objects", "by", "at_ms", "reason"}
-    /queues/NAME/lost           {"lost": [bulk references that were lost]}
-    /queues/NAME/held           {"held": [how many bulk references each node holds at most]}
+    /queues/NAME/settings       joined (`repl.metastore.joined_document`), what moves, limits or stops the queue:
+        owner                   the cluster that may fetch
+        decree                  the newest cursor command: registered, placed, cleared, released, offer-changed
+        suspension              {"suspensions": [{"what", "node", "by", "at_ms", "reason"}]}
+        rates                   {"bytes", "objects", "by", "at_ms", "reason"}
+        limits                  {"queue_limit_count", ..., "by", "at_ms", "reason"}: limits that an operator has set
+    /queues/NAME/bulk           joined, what nodes record of bulk references:
+        lost                    {"lost": [bulk references that were lost]}
+        held                    {"held": [how many bulk references each node holds at most]}
 
 Versions of cursor commands rise. Each partition's leader executes the newest command by a CURSOR entry that carries the
 command's version, as soon as it reads the command. So a command reaches every partition, whichever nodes fail meanwhile
@@ -27,6 +29,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -40,6 +43,7 @@ from isthmus.queues.filters import includes_more, parse_filter
 from isthmus.queues.gaps import QueueGap, below, growing, with_gap
 from isthmus.queues.json_document import decode_json, encode_json, json_document
 from isthmus.queues.rate_limit import Rates
+from isthmus.repl.metastore.joined_document import JoinedDocument
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import Document
 from isthmus.repl.model.errors import BadConfig, BadInput, CodecError
@@ -56,8 +60,14 @@ DEFINITIONS_PATH: Final = "/queue-definitions"
 
 
 def path_of(queue: str, what: str) -> str:
-    """Path of a document of `queue`: "owner", "suspension", "decree", "limits", "rates", "lost", "held"."""
+    """Path of a document of `queue`: "settings", "bulk", or a former one: "owner", "suspension", "decree", "limits",
+    "rates", "lost", "held"."""
     return f"{QUEUES_PATH}/{queue}/{what}"
+
+
+def _places(queue: str, what: str) -> str:
+    """Where a document of operators may be, for sentences while it has not been read."""
+    return f"{path_of(queue, what)}, or {what} in {path_of(queue, 'settings')}"
 
 
 class AuditInfo(NamedTuple):
@@ -244,11 +254,37 @@ class CursorCommand(Struct, frozen=True):
             released = replaced(released, positions=())
         return replaced(self, released=released)
 
+    def same_act(self, other: CursorCommand) -> bool:
+        """Whether `other` is this command, made once more: only versions differ."""
+        return _without_versions(self) == _without_versions(other)
+
     def as_dict(self) -> dict[str, Any]:
         """For listings, with the number of positions instead of the positions."""
         released = None if self.released is None else self.released.as_dict()
         plain: dict[str, Any] = msgspec.to_builtins(replaced(self, positions=(), released=None))
         return {**plain, "positions": len(self.positions), "released": released}
+
+
+def _without_versions(command: CursorCommand) -> CursorCommand:
+    change = None if command.change is None else replaced(command.change, version=0, since=0)
+    return replaced(command, version=0, change=change)
+
+
+def commanded(
+    before: CursorCommand | None, command: CursorCommand, offer: OfferChange | None, seen: int
+) -> CursorCommand:
+    """`command` as it follows `before`; or `before` if that is it, whose answer was lost. It gets the next version, and
+    so does `offer`, which OFFER_CHANGED changes. `seen`: the newest that a partition was seen to have executed."""
+    version = next_version(0 if before is None else before.version, seen, command.at_ms)
+    earlier = None if before is None or command.what == REGISTERED else before.change
+    change = earlier
+    if offer is not None:
+        change = replaced(offer, version=version, since=0 if earlier is None else earlier.version)
+    new = replaced(command, version=version, change=change)
+    if before is None:
+        return new
+    new = new.following(before)
+    return before if before.same_act(new) else new
 
 
 def encode_command(command: CursorCommand) -> bytes:
@@ -463,14 +499,15 @@ Suspensions = tuple[QueueSuspension, ...]
 
 def unread_suspensions(queue: str, at_ms: int) -> Suspensions:
     """Placeholders for the suspensions of `queue`, since `at_ms` (wall clock)."""
-    why = f"the suspensions that operators have set cannot be read (metastore: {path_of(queue, 'suspension')})"
+    why = f"the suspensions that operators have set cannot be read (metastore: {_places(queue, 'suspension')})"
     return tuple(UnreadSuspension(what, None, "?", at_ms, why) for what in (SERVING, PUBLISHING))
 
 
 def unread_rates(queue: str, at_ms: int) -> QueueSuspension:
     """Placeholder that suspends serving of `queue`, since `at_ms`, while its rate limits have not been read."""
     why = (
-        f"the rate limits that operators have set cannot be read (metastore: {path_of(queue, 'rates')}): isthmus queue "
+        f"the rate limits that operators have set cannot be read (metastore: {_places(queue, 'rates')}): "
+        f"isthmus queue "
         f"throttle {queue} sets them again; with --default the config files apply"
     )
     return UnreadSuspension(SERVING, None, "?", at_ms, why)
@@ -708,7 +745,8 @@ def _merged_bound(one: LostReferences, other: LostReferences) -> int | None:
 
 
 class QueuePaths:
-    """The documents of one queue."""
+    """The documents of one queue. While those of `settings` are apart, the owner is read before the command: versions
+    before this one write a release's command before they remove the owner."""
 
     def __init__(self, queue: str) -> None:
         self.owner: Document[QueueOwner | None] = _optional(path_of(queue, "owner"), decode_owner, encode_owner)
@@ -726,6 +764,10 @@ class QueuePaths:
             path_of(queue, "lost"), decode_lost, encode_lost, ()
         )
         self.held: Document[tuple[BulkMark, ...]] = json_document(path_of(queue, "held"), decode_held, encode_held, ())
+        self.settings: Final = JoinedDocument(
+            path_of(queue, "settings"), (self.owner, self.suspensions, self.command, self.rates, self.limits)
+        )
+        self.bulk: Final = JoinedDocument(path_of(queue, "bulk"), (self.lost, self.held))
 
 
 def _optional(path: str, decode: Callable[[bytes], T], encode: Callable[[T], bytes]) -> Document[T | None]:
@@ -743,7 +785,8 @@ def _optional(path: str, decode: Callable[[bytes], T], encode: Callable[[T], byt
 class QueueState(NamedTuple):
     """The documents of one queue, as one node read them.
 
-    `unread`: paths of documents that cannot be decoded; their fields hold the last values that could be."""
+    `unread`: documents that cannot be decoded, by the last name of their former paths: where they are. Their fields
+    hold the last values that could be."""
 
     owner: QueueOwner | None = None
     suspensions: Suspensions = ()
@@ -752,4 +795,9 @@ class QueueState(NamedTuple):
     lost: tuple[LostReferences, ...] = ()
     held: tuple[BulkMark, ...] = ()
     limits: SetLimits | None = None
-    unread: tuple[str, ...] = ()
+    unread: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def owner_unread(self) -> bool:
+        """Whether the newest owner is not known."""
+        return "owner" in self.unread

@@ -1,7 +1,8 @@
 """Reads and changes the metastore documents of source queues (`queues.queue_documents`).
 
-Every act is one conditional write of one document. All nodes learn of it by a watch and apply it to what they lead
-(`queues.service`), so an act holds on all nodes and over restarts, and records who, when and why.
+An act on a queue is one conditional write: of its settings, or of its bulk marks and losses. All nodes learn of it by a
+watch and apply it to what they lead (`queues.service`), so an act holds on all nodes and over restarts, and records
+who, when and why.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from isthmus.queues.queue_documents import (
     Suspensions,
     bounded,
     checked_settings,
+    commanded,
     marks_of,
     next_version,
     queues_in_effect,
@@ -55,6 +57,7 @@ from isthmus.queues.queue_documents import (
     unread_suspensions,
 )
 from isthmus.queues.rate_limit import Rates
+from isthmus.repl.metastore.joined_document import JoinedDocument, JoinedValues, WatchedJoinedDocument, changed_one
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument
 from isthmus.repl.model.errors import BadConfig, BadInput, CodecError, NotReady, OutcomeUnknown, Overloaded
@@ -82,43 +85,37 @@ class QueueDocuments:
     """The documents of one queue as this node read them last."""
 
     def __init__(self, metastore: Metastore, queue: str, wall_ms: int) -> None:
-        paths = QueuePaths(queue)
+        self._paths = paths = QueuePaths(queue)
         self._reading = asyncio.Lock()
-        self.owner = WatchedDocument(metastore, paths.owner, None, EVENTS)
-        self.suspensions = WatchedDocument(metastore, paths.suspensions, unread_suspensions(queue, wall_ms), EVENTS)
-        self.command = WatchedDocument(metastore, paths.command, None, EVENTS)
-        self.rates = WatchedDocument(metastore, paths.rates, RATES_NOT_READ, EVENTS)
-        self.lost = WatchedDocument(metastore, paths.lost, (), EVENTS)
-        self.held = WatchedDocument(metastore, paths.held, (), EVENTS)
-        self.limits = WatchedDocument(metastore, paths.limits, None, EVENTS)
-        self._all: tuple[WatchedDocument[Any], ...] = (
-            self.owner, self.suspensions, self.command, self.rates, self.lost, self.held, self.limits,
-        )  # fmt: skip
+        self._settings = WatchedJoinedDocument(
+            metastore,
+            paths.settings,
+            EVENTS,
+            ((paths.suspensions, unread_suspensions(queue, wall_ms)), (paths.rates, RATES_NOT_READ)),
+        )
+        self._bulk = WatchedJoinedDocument(metastore, paths.bulk, EVENTS)
 
     async def refresh(self) -> QueueState:
-        """Read all documents, the owner first and the command after it. Raises NotReady.
-
-        `release` writes the command before the owner, so a state that has the new owner also has the command that moves
-        the cursors for it. For that, one reader at a time reads all of them.
-        """
+        """Read all documents, one reader at a time. Raises NotReady."""
         async with self._reading:
             with metastore_errors():
-                for one in self._all:
+                for one in (self._settings, self._bulk):
                     one.expire()
                     await one.refresh()
             return self.state()
 
     def state(self) -> QueueState:
         """The values as they were read last."""
+        paths, settings, bulk = self._paths, self._settings, self._bulk
         return QueueState(
-            self.owner.value,
-            self.suspensions.value,
-            self.command.value,
-            self.rates.value,
-            self.lost.value,
-            self.held.value,
-            self.limits.value,
-            tuple(one.document.path for one in self._all if not one.readable),
+            settings.part(paths.owner).value,
+            settings.part(paths.suspensions).value,
+            settings.part(paths.command).value,
+            settings.part(paths.rates).value,
+            bulk.part(paths.lost).value,
+            bulk.part(paths.held).value,
+            settings.part(paths.limits).value,
+            settings.unread() | bulk.unread(),
         )
 
 
@@ -135,15 +132,23 @@ class QueueStore:
         """The documents of a queue, not read yet; `wall_ms` is now."""
         return QueueDocuments(self._metastore, queue, wall_ms)
 
-    async def _change(
-        self, document: Document[T], change: Callable[[T], T], unreadable: Callable[[CodecError], T] | None = None
+    async def _change(self, joined: JoinedDocument, change: Callable[[JoinedValues], JoinedValues]) -> JoinedValues:
+        with metastore_errors():
+            return (await joined.change(self._metastore, change)).values
+
+    async def _change_one(
+        self,
+        joined: JoinedDocument,
+        document: Document[T],
+        change: Callable[[T], T],
+        unreadable: Callable[[CodecError], T] | None = None,
     ) -> T:
         with metastore_errors():
-            return (await document.change(self._metastore, change, unreadable=unreadable)).value
+            return await joined.change_one(self._metastore, document, change, unreadable)
 
-    async def _read(self, document: Document[T]) -> T:
+    async def _definitions_now(self) -> dict[str, Definition]:
         with metastore_errors():
-            return await document.read(self._metastore)
+            return await DEFINITIONS.read(self._metastore)
 
     # ---------------------------------------------------------------- which queues there are
 
@@ -188,23 +193,22 @@ class QueueStore:
     ) -> None:
         """Add queue `name` on all nodes. It offers changes of `start_ms` and later (0: all), or from `positions` on;
         `by_time`: see `CursorCommand`. `values` are fields of QueueSettings, all others have their defaults."""
-        settings = checked_settings(name, values)
-        definitions = await self._read(DEFINITIONS)
-        if name in self._in_effect(definitions):
+        settings, paths = checked_settings(name, values), QueuePaths(name)
+        if name in self._in_effect(await self._definitions_now()):
             raise BadInput(_EXISTS.format(name))  # before the command, which would move the cursors of that queue
-        # The command first: a node that sees the queue must see where it begins. Alone it has no effect. Its version
-        # comes from the clock: a metastore restored from an older copy may have lost a queue of this name, and the
-        # versions of its commands.
-        await self.command(name, REGISTERED, start_ms, act, positions, seen=act.at_ms, by_time=by_time)
-        await self._forget_earlier(name, act)
-        await self._define(name, Definition(settings, *act), lambda found: name not in self._in_effect(found))
+        # A node that sees the queue must see where it begins, and nothing that operators, nodes and the owner of an
+        # earlier queue of this name left. Alone this has no effect. The command's version comes from the clock: a
+        # metastore restored from an older copy may have lost a queue of this name, and the versions of its commands.
+        command = _command(REGISTERED, start_ms, act, positions, by_time=by_time)
 
-    async def _forget_earlier(self, name: str, act: AuditInfo) -> None:
-        """End what operators and the owner of an earlier queue of this name left; the new one begins without."""
-        paths = QueuePaths(name)
-        for document in (paths.limits, paths.rates, paths.suspensions, paths.lost, paths.held):
-            await self._remove(document.path)
-        await self._change(paths.owner, lambda owner: _disowned(owner, act))
+        def begun(values: JoinedValues) -> JoinedValues:
+            values = values.replaced(paths.command, commanded(values[paths.command], command, None, act.at_ms))
+            values = values.replaced(paths.owner, _disowned(values[paths.owner], act))
+            return _unset(values, (paths.suspensions, paths.rates, paths.limits))
+
+        await self._change(paths.settings, begun)
+        await self._change(paths.bulk, lambda values: _unset(values, paths.bulk.documents))
+        await self._define(name, Definition(settings, *act), lambda found: name not in self._in_effect(found))
 
     async def delist(self, name: str, act: AuditInfo) -> None:
         """Remove queue `name` on all nodes."""
@@ -227,7 +231,8 @@ class QueueStore:
                 raise Overloaded(f"{DEFINITIONS_MAX} queues were registered or delisted, which is the limit")
             return found
 
-        await self._change(DEFINITIONS, changed)
+        with metastore_errors():
+            await DEFINITIONS.change(self._metastore, changed)
 
     # ---------------------------------------------------------------- owner
 
@@ -245,7 +250,8 @@ class QueueStore:
             made.append(replaced(candidate, version=version))
             return made[-1]
 
-        owner = await self._change(QueuePaths(queue).owner, changed)
+        paths = QueuePaths(queue)
+        owner = await self._change_one(paths.settings, paths.owner, changed)
         assert owner is not None
         if made and owner == made[-1]:
             log.info("queue.owned", queue=queue, cluster=owner.name, version=owner.version)
@@ -262,19 +268,20 @@ class QueueStore:
         by_time: bool = False,
     ) -> None:
         """End the ownership of the queue; its next owner begins at `start_ms`, or at `positions`; `by_time`: see
-        `CursorCommand`. The command comes first, so that nobody takes the queue from where the old owner was."""
-        document = QueuePaths(name).owner
-        found = await self._read(document)
-        if found is None or not found.cluster:
-            raise BadInput(f"queue {name!r} has no owner")
-        await self.command(name, RELEASED, start_ms, act, positions, seen=seen, by_time=by_time)
+        `CursorCommand`. Nobody can take the queue from where the old owner was: the command is in the same write."""
+        paths, command = QueuePaths(name), _command(RELEASED, start_ms, act, positions, by_time=by_time)
 
-        def changed(owner: QueueOwner | None) -> QueueOwner | None:
+        def released(values: JoinedValues) -> JoinedValues:
+            owner, before = values[paths.owner], values[paths.command]
+            new = commanded(before, command, None, seen)
             if owner is None or not owner.cluster:
-                return owner
-            return QueueOwner(b"", "", owner.version + 1, act.at_ms, act.by, owner.cluster)
+                if new is before:
+                    return values  # written already, and the answer was lost
+                raise BadInput(f"queue {name!r} has no owner")
+            ownerless = QueueOwner(b"", "", owner.version + 1, act.at_ms, act.by, owner.cluster)
+            return values.replaced(paths.command, new).replaced(paths.owner, ownerless)
 
-        await self._change(document, changed)
+        await self._change(paths.settings, released)
 
     # ---------------------------------------------------------------- acts that move cursors
 
@@ -292,71 +299,53 @@ class QueueStore:
         *,
         seen: int = 0,
         by_time: bool = False,
-        offer: OfferChange | None = None,
     ) -> None:
         """Write a cursor command: all cursors go to the changes of `start_ms`, or some to `positions`; `by_time`: see
-        `CursorCommand`. `seen` is the newest command that a partition was seen to have executed. `offer` is what
-        OFFER_CHANGED changes; it gets the version of this command."""
-        if by_time:
-            positions = positions[:POSITIONS_MAX]  # the others go by time
-        if len(positions) > POSITIONS_MAX:
-            raise BadInput(f"{len(positions)} positions, {POSITIONS_MAX} are taken at once: place by parts")
+        `CursorCommand`. `seen` is the newest command that a partition was seen to have executed."""
+        paths, command = QueuePaths(name), _command(what, start_ms, act, positions, by_time=by_time)
+        await self._change_one(paths.settings, paths.command, lambda before: commanded(before, command, None, seen))
 
-        def changed(before: CursorCommand | None) -> CursorCommand:
-            version = next_version(0 if before is None else before.version, seen, act.at_ms)
-            earlier = None if before is None or what == REGISTERED else before.change
-            change = (
-                earlier
-                if offer is None
-                else replaced(offer, version=version, since=0 if earlier is None else earlier.version)
-            )
-            command = CursorCommand(version, what, start_ms, *act, positions, by_time, change)
-            if before is None:
-                return command
-            command = command.following(before)
-            written_already = replaced(before, version=command.version) == command  # its answer was lost
-            return before if written_already else command
+    # ---------------------------------------------------------------- what a queue offers, limits, suspensions, rates
 
-        await self._change(QueuePaths(name).command, changed)
-
-    async def change_offer(
+    async def change_settings(
         self,
         name: str,
         settings: QueueSettings,
         values: Mapping[str, Any],
         act: AuditInfo,
         *,
+        default: bool = False,
         again: bool = False,
         seen: int = 0,
     ) -> None:
-        """Change what the queue offers to `values` ("filter", "cascade"; None: as defined); `settings` are in effect
-        now. With `again` all cursors go to 0."""
-        found = await self._read(QueuePaths(name).command)
-        before = None if found is None else found.change
-        present = {} if before is None else {"filter": before.filter, "cascade": before.cascade}
-        wanted: dict[str, Any] = {"filter": None, "cascade": None, **present, **values}
-        checked_settings(name, {key: value for key, value in wanted.items() if value is not None})
-        offer = OfferChange(
-            wanted["filter"], wanted["cascade"], settings.filter, settings.cascade, 0, 0, *act, again=again
-        )
-        positions = () if again else (NO_PARTITION,)
-        await self.command(name, OFFER_CHANGED, 0, act, positions, seen=seen, offer=offer)
-
-    # ---------------------------------------------------------------- limits, suspensions, rates
-
-    async def set_limits(self, name: str, values: Mapping[str, Any], act: AuditInfo, *, default: bool = False) -> None:
-        """Set these of `queue_documents.LIMITS`, the others stay; `default`: those of the definition or file count
-        again."""
-
-        def changed(before: SetLimits | None) -> SetLimits:
-            kept = {} if before is None or default else before.values
-            return SetLimits({**kept, **values}, *act)
+        """Change some of "filter", "cascade" and `queue_documents.LIMITS` (None: as defined) while the queue runs;
+        `settings` are in effect now. `default`: those of the definition or file count again. `again`: all cursors go
+        to 0."""
+        paths = QueuePaths(name)
+        limits = {key: value for key, value in values.items() if key not in _OFFER}
+        checked_settings(name, {key: value for key, value in values.items() if value is not None})
 
         def unreadable(error: CodecError) -> None:
             if not default:
                 raise BadInput(f"the limits set before cannot be read ({error}): --default ends them") from error
 
-        await self._change(QueuePaths(name).limits, changed, unreadable)
+        def limited(before: SetLimits | None) -> SetLimits:
+            return SetLimits({**({} if before is None or default else before.values), **limits}, *act)
+
+        def changed(found: JoinedValues) -> JoinedValues:
+            if limits or default:
+                found = changed_one(paths.limits, limited, unreadable)(found)
+            before = found[paths.command]
+            offer = _offer(
+                settings, None if before is None else before.change, values, act, default=default, again=again
+            )
+            if offer is None:
+                return found
+            checked_settings(name, {key: v for key in _OFFER if (v := getattr(offer, key)) is not None})
+            command = _command(OFFER_CHANGED, 0, act, () if again else (NO_PARTITION,))
+            return found.replaced(paths.command, commanded(before, command, offer, seen))
+
+        await self._change(paths.settings, changed)
 
     async def suspend(self, name: str, whats: Collection[str], node: str | None, act: AuditInfo) -> None:
         """Suspend each of `whats` (SERVING, PUBLISHING) on one node or (None) on all, in one write."""
@@ -394,12 +383,13 @@ class QueueStore:
             log.warning("queue.unreadable_suspensions_ended", queue=name, value=str(error)[:200])
             return ()
 
-        await self._change(QueuePaths(name).suspensions, changed, unreadable)
+        paths = QueuePaths(name)
+        await self._change_one(paths.settings, paths.suspensions, changed, unreadable)
 
     async def set_rates(self, name: str, rates: Rates | None, act: AuditInfo) -> None:
         """Limit what every node serves; None: the config file counts again."""
-        value = None if rates is None else SetRates(rates, act)
-        await self._change(QueuePaths(name).rates, lambda _before: value, lambda _error: None)
+        value, paths = None if rates is None else SetRates(rates, act), QueuePaths(name)
+        await self._change_one(paths.settings, paths.rates, lambda _before: value, lambda _error: None)
 
     # ---------------------------------------------------------------- bulk references: marks and losses
 
@@ -412,49 +402,52 @@ class QueueStore:
                 raise Overloaded(f"{MARKS_MAX} marks of what nodes hold of a queue are kept at most")
             return before if set(found) == set(before) else found
 
-        return await self._change(QueuePaths(name).held, changed)
+        paths = QueuePaths(name)
+        return await self._change_one(paths.bulk, paths.held, changed)
 
     async def record_crash(self, name: str, node: str, at_ms: int) -> int:
-        """Turn the marks of a node that died into loss records; idempotent. Returns how many marks there were."""
-        paths = QueuePaths(name)
-        held = await self._read(paths.held)
-        marks = marks_of(held, node)
-        if not marks:
-            return 0
-        lost = [
-            LostReferences(node, m.priority, 0, m.since_ms, at_ms, CRASHED, "", at_ms, m.at_most, m.bucket_types)
-            for m in marks
-        ]
+        """Turn the marks of a node that died into loss records. Returns how many marks there were."""
+        paths, count = QueuePaths(name), 0
 
-        def noted(found: tuple[LostReferences, ...]) -> tuple[LostReferences, ...]:
-            known = {(one.node, one.priority, one.from_ms) for one in found if one.what == CRASHED}
-            return (*found, *(one for one in lost if (one.node, one.priority, one.from_ms) not in known))
+        def lost(values: JoinedValues) -> JoinedValues:
+            nonlocal count
+            held = values[paths.held]
+            marks = marks_of(held, node)
+            if not marks:
+                return values
+            count = len(marks)
+            new = [
+                LostReferences(node, m.priority, 0, m.since_ms, at_ms, CRASHED, "", at_ms, m.at_most, m.bucket_types)
+                for m in marks
+            ]
+            left = tuple(mark for mark in held if mark not in marks)
+            before = values[paths.lost]
+            return values.replaced(paths.lost, _with_lost(before, new)).replaced(paths.held, left)
 
-        await self._change_lost(name, noted)
-        await self._change(paths.held, lambda before: tuple(one for one in before if one not in marks))
-        return len(marks)
+        await self._change(paths.bulk, lost)
+        return count
 
     async def record_lost(self, name: str, lost: Sequence[LostReferences]) -> None:
         """Add loss records; idempotent."""
-        await self._change_lost(name, lambda found: (*found, *(one for one in lost if one not in found)))
+        paths = QueuePaths(name)
+
+        def changed(found: tuple[LostReferences, ...]) -> tuple[LostReferences, ...]:
+            return _with_lost(found, lost)
+
+        await self._change_one(paths.bulk, paths.lost, changed)
 
     async def forget_lost(self, name: str, found_again: Collection[LostReferences]) -> int:
         """Remove loss records whose references a full-sync has repaired; returns how many there were."""
-        count = 0
+        paths, count = QueuePaths(name), 0
 
         def change(found: tuple[LostReferences, ...]) -> tuple[LostReferences, ...]:
             nonlocal count
             left = tuple(one for one in found if one not in found_again)
-            count = len(found) - len(left)
+            count = max(count, len(found) - len(left))
             return left
 
-        await self._change_lost(name, change)
+        await self._change_one(paths.bulk, paths.lost, change)
         return count
-
-    async def _change_lost(
-        self, name: str, change: Callable[[tuple[LostReferences, ...]], tuple[LostReferences, ...]]
-    ) -> None:
-        await self._change(QueuePaths(name).lost, lambda before: bounded(change(before)))
 
     async def names(self) -> list[str]:
         """All queues that ever had a document."""
@@ -466,32 +459,65 @@ class QueueStore:
         removed). Raises CodecError."""
         paths = QueuePaths(name)
         with metastore_errors():
-            found = [await self._metastore.get(document.path) for document in (paths.held, paths.lost)]
-        marks = paths.held.decode(found[0])
-        definition = (await self._read(DEFINITIONS)).get(name) if any(found) else None
+            found = await paths.bulk.read(self._metastore)
+        marks, lost = found[paths.held], found.data(paths.lost)
+        definition = (await self._definitions_now()).get(name) if marks or lost else None
         delisted = definition is not None and definition.settings is None
         if delisted:
-            # On the versions that were read before the queue was found to be delisted: one that is registered again
-            # meanwhile keeps its documents.
-            for path, value in zip((paths.held.path, paths.lost.path), found, strict=True):
-                if value is not None:
-                    await self._remove_version(path, value.version)
+            # Only what was read before the queue was found to be delisted: one that is registered again meanwhile
+            # keeps its marks.
+            def emptied(values: JoinedValues) -> JoinedValues:
+                if any(values.data(one) != found.data(one) for one in paths.bulk.documents):
+                    return values
+                return _unset(values, paths.bulk.documents)
+
+            await self._change(paths.bulk, emptied)
         return marks, delisted
 
-    async def _remove(self, path: str) -> None:
-        with metastore_errors():
-            found = await self._metastore.get(path)
-        if found is not None:
-            await self._remove_version(path, found.version)
 
-    async def _remove_version(self, path: str, version: int) -> None:
-        """Remove the document unless it has changed."""
-        try:
-            await self._metastore.delete(path, version)
-        except (VersionConflict, Ambiguous):
-            log.info("queue.value_kept", path=path)  # changed, so still wanted; a lost answer is found out later
-        except Unavailable as error:
-            raise NotReady("the metastore cannot be reached") from error
+_OFFER: Final = ("filter", "cascade")
+"""What a queue offers: these settings change with a cursor command."""
+
+
+def _unset(values: JoinedValues, documents: Collection[Document[Any]]) -> JoinedValues:
+    """`values` without what is set by `documents`, readable or not."""
+    for document in documents:
+        values = values.replaced(document, document.decode(None))
+    return values
+
+
+def _offer(
+    settings: QueueSettings,
+    before: OfferChange | None,
+    values: Mapping[str, Any],
+    act: AuditInfo,
+    *,
+    default: bool,
+    again: bool,
+) -> OfferChange | None:
+    """What an act makes the queue offer; None: what it offered `before`."""
+    present: dict[str, Any] = dict.fromkeys(_OFFER) if before is None else {key: getattr(before, key) for key in _OFFER}
+    given = {key: values[key] for key in _OFFER if key in values}
+    if default and any(value is not None for value in present.values()):
+        given = dict.fromkeys(_OFFER)
+    if not (given or again):
+        return None
+    wanted = {**present, **given}
+    return OfferChange(wanted["filter"], wanted["cascade"], settings.filter, settings.cascade, 0, 0, *act, again=again)
+
+
+def _command(what: str, start_ms: int, act: AuditInfo, positions: Positions, *, by_time: bool = False) -> CursorCommand:
+    """A command whose version `commanded` sets. Raises BadInput for more positions than one can have."""
+    if by_time:
+        positions = positions[:POSITIONS_MAX]  # the others go by time
+    if len(positions) > POSITIONS_MAX:
+        raise BadInput(f"{len(positions)} positions, {POSITIONS_MAX} are taken at once: place by parts")
+    return CursorCommand(1, what, start_ms, *act, positions, by_time)
+
+
+def _with_lost(found: Sequence[LostReferences], new: Sequence[LostReferences]) -> tuple[LostReferences, ...]:
+    """`found` with those of `new` that are not among them."""
+    return bounded((*found, *(one for one in new if one not in found)))
 
 
 def _disowned(owner: QueueOwner | None, act: AuditInfo) -> QueueOwner | None:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from isthmus.config.text import clause
-from isthmus.queues.queue_documents import path_of
 from isthmus.queues.queue_server import QueueServer
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.property_digests import differences_shown
@@ -135,11 +134,9 @@ def reason(queue: QueueServer, now_ms: int, *, with_types: bool = True) -> str:
     if machine.publishing_suspended is not None and queue.publishing_suspension is None:
         sentences.append(machine.publishing_suspended.reason)
     if queue.stored.unread:
-        sentences.append(f"cannot be read (metastore): {', '.join(queue.stored.unread)}")
+        sentences.append(f"cannot be read (metastore): {', '.join(dict.fromkeys(queue.stored.unread.values()))}")
     if owner is None or not (owner.cluster or owner.former):
-        sentences += ["no sink cluster has fetched yet"] * (
-            path_of(queue.settings.name, "owner") not in queue.stored.unread
-        )
+        sentences += ["no sink cluster has fetched yet"] * (not queue.stored.owner_unread)
     elif not owner.cluster:
         sentences.append(f"released by {owner.by}")
     elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
@@ -183,7 +180,7 @@ def ledger(queue: QueueServer) -> dict[str, Any]:
         "off_by": off,
         "partitions": sorted(machine.windows),
         "partitions_not_known": unknown,
-        "fetched": queue.stored.owner is not None or path_of(queue.settings.name, "owner") in queue.stored.unread,
+        "fetched": queue.stored.owner is not None or queue.stored.owner_unread,
         "reason": machine.publishing_suspended.reason if machine.publishing_suspended is not None else "",
     }
 

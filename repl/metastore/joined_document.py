@@ -294,7 +294,9 @@ class WatchedPart(Generic[F]):
         self.was_read = False
         """False until the first successful read."""
         self.error = ""
-        """Why the newest one cannot be decoded, and where it is, while `value` is older; "" if it can."""
+        """Why the newest one cannot be decoded, while `value` is older; "" if it can."""
+        self.place = ""
+        """Where the newest one is, once it was read."""
 
 
 class WatchedJoinedDocument:
@@ -330,6 +332,11 @@ class WatchedJoinedDocument:
         """One of the documents."""
         return self._parts[document.path]
 
+    def unread(self) -> dict[str, str]:
+        """The documents whose newest value cannot be decoded, by the last name of their former paths: where they
+        are."""
+        return {path.rpartition("/")[2]: part.place for path, part in self._parts.items() if part.error}
+
     async def change(self, change: Callable[[JoinedValues], JoinedValues]) -> JoinedValues:
         """See `JoinedDocument.change`; the new values count here at once."""
         result = await self._document.change(self._metastore, change)
@@ -343,10 +350,10 @@ class WatchedJoinedDocument:
                 part.value, part.was_read = values[document], True
             elif error != part.error:
                 log.error(self._events.unreadable, path=values.place(document), error=error)
-            part.error = error
+            part.error, part.place = error, values.place(document)
         self._on_read()
 
     def _all_unreadable(self, error: str) -> None:
         for part in self._parts.values():
-            part.error = error
+            part.error, part.place = error, self._document.path
         self._on_read()

@@ -4,7 +4,7 @@ A node that registers writes five znodes, in this order, so that a reader of a r
 new: `/node-ids/ID` (persistent, holds the node's name: no other node gets the id until the node is removed), `/ids/ID`
 (the same, ephemeral, for programs of earlier versions), `/replicas/NODE` (persistent: log ids, and whether the node is
 active), `/nodes/NODE` (ephemeral: the whole registration; its creation zxid is the session id),
-`/joined-documents/NODE` (ephemeral, holds that session id: the process reads joined documents; a registration has no
+`/joined-readers/NODE` (ephemeral, holds that session id: the process reads joined documents; a registration has no
 field for it, since programs of earlier versions refuse fields that they do not know).
 
 An ephemeral belongs to one session; it is judged by its owner session and not by its name (docs/protocol.md H28). If
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 IDS_PATH: Final = "/node-ids"
 """Below it: the name of the node that has each id, live or down."""
 
-JOINED_PATH: Final = "/joined-documents"
+JOINED_PATH: Final = "/joined-readers"
 """Below it: by node, the session id of the registration whose process reads joined documents."""
 
 ATTEMPTS_LIMIT: Final = 8

@@ -1,7 +1,7 @@
 """The metastore as a tree of znodes: the paths, and the rules for writing them.
 
 Below one base lie `/uuid`, `/gen` (a counter), `/p/ID` (partition records, never deleted), `/nodes`, `/replicas`,
-`/node-ids`, `/ids` and `/joined-documents` (`repl.metastore.liveness`) and the values of `put` and `claim`. Nothing
+`/node-ids`, `/ids` and `/joined-readers` (`repl.metastore.liveness`) and the values of `put` and `claim`. Nothing
 here decides about partitions: the caller repeats or recomputes an undecided or refused write.
 `repl.metastore.zookeeper` provides the tree, or `tests.support.memory_metastore` with injected faults;
 `repl.metastore.codecs` has the bytes.

@@ -34,7 +34,7 @@ VERSION: Final = 1
 
 UUID_PATH: Final = "/uuid"
 
-NOT_COPIED: Final = frozenset({"uuid", "p", "nodes", "ids", "replicas", "controller", "joined-documents"})
+NOT_COPIED: Final = frozenset({"uuid", "p", "nodes", "ids", "replicas", "controller", "joined-readers"})
 """Top-level names that are not restored as documents: the uuid comes from the data directory's identity, records are
 read separately, and nodes write the rest when they register."""
 

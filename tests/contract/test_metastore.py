@@ -163,12 +163,12 @@ async def test_a_process_that_takes_a_registration_over_claims_for_itself(client
     session, as a copy of the metastore would leave it, is replaced, too."""
 
     async with started(clients) as (before, _), started(clients) as (after, _):
-        await after.put("/joined-documents/n1", b"99999999999", None)
+        await after.put("/joined-readers/n1", b"99999999999", None)
         await before.register(a_registration())
         assert await after.all_read_joined()
         session_id = await after.register(a_registration())
         assert await before.all_read_joined()
-        found = await before.get("/joined-documents/n1")
+        found = await before.get("/joined-readers/n1")
         assert found is not None
         assert found.value == b"%d" % session_id
 

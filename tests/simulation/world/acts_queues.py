@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from isthmus.queues.queue_documents import path_of
+from isthmus.queues.queue_documents import QueuePaths
+from isthmus.repl.metastore.port import Versioned
 from tests.simulation.world.admin import WrongAnswer, act, insist, look
 from tests.simulation.world.clusters import WorldCluster
 from tests.simulation.world.history import Scope
@@ -16,9 +17,6 @@ EXTRA: Final = "extra"
 
 BUCKET: Final = "things"
 """The bucket that clients write to."""
-
-EMPTY: Final = frozenset((b"", b"{}", b'{"suspensions":[]}', b'{"lost":[]}', b'{"held":[]}'))
-"""Documents of a queue that hold nothing."""
 
 FILTERS: Final = ("any", "block_rtq", "buckettype:default", "bucketprefix:t", "!bucketname:things", "bucketname:things")
 
@@ -115,14 +113,24 @@ async def _register(doing: Doing, cluster: WorldCluster, /, **values: Any) -> No
         )
 
 
-def _left(cluster: WorldCluster, queue: str) -> set[tuple[str, int, int, bytes]]:
-    """The documents of operators and losses of a queue: (name, creation, version, value)."""
-    found = set()
-    for what in ("suspension", "limits", "rates", "lost", "held"):
-        read = cluster.ensemble.tree.read(f"/isthmus/{cluster.name}{path_of(queue, what)}")
-        if read is not None and read[0] not in EMPTY:
-            found.add((what, read[1].czxid, read[1].version, read[0]))
+def _left(cluster: WorldCluster, queue: str) -> set[tuple[str, bytes]]:
+    """What operators have set of a queue, and its marks and losses: (former path, value); each names its moment."""
+    paths, found = QueuePaths(queue), set()
+    for joined, begins_anew in (
+        (paths.settings, (paths.suspensions, paths.rates, paths.limits)),
+        (paths.bulk, (paths.lost, paths.held)),
+    ):
+        one = cluster.ensemble.tree.read(_in_tree(cluster, joined.path))
+        for document in begins_anew:
+            apart = cluster.ensemble.tree.read(_in_tree(cluster, document.path))
+            data = joined.decode(one[0]).data(document) if one is not None else None if apart is None else apart[0]
+            if data and document.decode(Versioned(data, 0)) != document.decode(None):
+                found.add((document.path, data))
     return found
+
+
+def _in_tree(cluster: WorldCluster, path: str) -> str:
+    return f"/isthmus/{cluster.name}{path}"
 
 
 def delisted_later(doing: Doing, cluster: WorldCluster, queue: str) -> None:

@@ -67,6 +67,8 @@ TRIO: Final = CALM._replace(nodes=(3, 1))
 """A cluster of three nodes, and one of one."""
 APART: Final = Draw(("cut-clusters", "sink-suspend"), 150, 5)
 """Clusters that do not see each other's writes for a while, so that they conflict."""
+BEHIND: Final = Draw(("sink-suspend", "cut-clusters"), 150, 16, 15)
+"""Changes wait at most moments."""
 CUT: Final = Draw(("cut-clusters", "kill", "freeze", "reset-connections"), 80, 6, 15)
 CUTS: Final = Draw(("cut-clusters",), 150, 4, 15)
 FROZEN: Final = Draw(("freeze", "cut-clusters"), 120, 8, 20)
@@ -188,7 +190,7 @@ MUTANTS: Final = (
     Mutant(credentials.knows_certificates_by_connections, "world", RENEWED_LATE, 6),
     Mutant(credentials.needs_a_restart_for_certificates, "step certificate-renew", RENEWED, quick=True),
     # what operators are told
-    Mutant(told.takes_what_waits_for_acknowledged, "told", CLEARED, 2),
+    Mutant(told.takes_what_waits_for_acknowledged, "told", BEHIND, 6),
     Mutant(told.is_never_behind, "told", QUEUES, quick=True),
     Mutant(told.tells_gaps_of_another_offset, "told", QUEUES),
     Mutant(told.finds_no_gaps, "told", CLEARED, quick=True),

@@ -17,12 +17,12 @@ from isthmus.aae.scheduling.gap_healing import GapHealer, GapToHeal
 from isthmus.aae.scheduling.scheduler import PeerState
 from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.node.services.repairs import RepairQueue
-from isthmus.queues import cursor_decisions, cursor_keeper, cursors, queue_documents
+from isthmus.queues import cursor_decisions, cursor_keeper, cursors, queue_documents, queue_store
 from isthmus.queues.cursor_keeper import CursorKeeper
 from isthmus.queues.leases import Leases
-from isthmus.queues.queue_store import QueueStore
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.window import Window
+from isthmus.repl.metastore.joined_document import JoinedValues
 from isthmus.repl.model.entry import CHANGES, decode_key_row
 from isthmus.sink import worker
 from isthmus.sink.worker import Slot
@@ -257,10 +257,10 @@ def drops_what_full_sync_queues(patch: Patch) -> None:
 def registers_with_what_was_left(patch: Patch) -> None:
     """A queue that is registered has the suspensions, limits, rates and losses of an earlier one of its name."""
 
-    async def nothing(self: QueueStore, name: str, act: Any) -> None:
-        pass
+    def unchanged(values: JoinedValues, documents: Any) -> JoinedValues:
+        return values
 
-    patch.setattr(QueueStore, "_forget_earlier", nothing)
+    patch.setattr(queue_store, "_unset", unchanged)
 
 
 # -- windows and leadership --------------------------------------------------------------------------------------------

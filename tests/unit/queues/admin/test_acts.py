@@ -389,7 +389,7 @@ async def test_a_released_queue_goes_to_another_cluster_from_the_given_position(
         with pytest.raises(OwnedByOther, match="released"):
             await queue_node.fetch()
         with pytest.raises(BadInput, match="has no owner"):
-            await queue_node.acts.release("q", 0, audit_info(queue_node))
+            await queue_node.acts.release("q", 0, audit_info(queue_node)._replace(reason="once more"))
         await settled(queue_node)
         assert await queue_node.drain(cluster=THIRD) == [b"a"]
         with pytest.raises(OwnedByOther):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -16,12 +15,13 @@ from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.coordinator.routing import LEADER_WAIT_S
-from isthmus.repl.metastore.port import Unavailable, Versioned
+from isthmus.repl.metastore.port import ConditionalWrite, Precondition, Unavailable, Versioned
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
+from tests.support.memory_metastore import WriteFault
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
-from tests.support.queue_source import SINK
+from tests.support.queue_source import SINK, THIRD
 from tests.unit.queues.admin.test_acts import ACT, audit_info, keys, settled
 
 pytestmark = pytest.mark.virtual_time
@@ -254,29 +254,56 @@ async def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
         assert any(gap["from_offset"] <= rows[b"b"] < gap["upto_offset"] for gap in left)
 
 
-async def test_a_release_whose_cursor_command_cannot_be_written_leaves_the_owner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The command has the position at which the next owner begins, so it is written first. If the owner were removed
-    first, the next one could begin at the old position, without a gap."""
+async def test_a_release_and_the_position_of_the_next_owner_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command has the position at which the next owner begins. Removed before it, the owner would leave the queue
+    to one that begins at the old position, without a gap."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
         await queue_node.drain()
-        put = queue_node.metastore.put
-        written: list[str] = []
+        put_all = queue_node.metastore.put_all
+        attempts: list[set[str]] = []
 
-        async def refused(path: str, value: bytes, version: int | None, *rest: Any) -> int:
-            if path.endswith("/decree"):
-                raise Unavailable("the metastore is away")
-            written.append(path)
-            return await put(path, value, version, *rest)
+        async def refused(writes: Collection[ConditionalWrite], unmoved: Collection[Precondition] = ()) -> None:
+            attempts.append({one.path for one in writes})
+            raise Unavailable("the metastore is away")
 
-        monkeypatch.setattr(queue_node.metastore, "put", refused)
+        monkeypatch.setattr(queue_node.metastore, "put_all", refused)
         with pytest.raises(NotReady):
             await queue_node.acts.release("q", 0, audit_info(queue_node))
-        assert written == []
+        assert attempts == [{"/queues/q/owner", "/queues/q/decree"}]
+        monkeypatch.setattr(queue_node.metastore, "put_all", put_all)
         await queue_node.queues.refresh("q")
         (queue,) = queue_node.served()
         assert queue.stored.owner is not None
         assert queue.stored.owner.cluster == SINK
+        assert queue.stored.command is None
+
+
+async def test_a_release_whose_answer_is_lost_is_made_once() -> None:
+    """The write is repeated, finds itself, and the next owner begins where the first one was written to."""
+
+    async with audited_node() as queue_node:
+        queue_node.put(b"a")
+        await queue_node.drain()
+        queue_node.metastore.spoil(WriteFault.ANSWER_LOST)
+        await queue_node.acts.release("q", 0, audit_info(queue_node))
+        (queue,) = queue_node.served()
+        assert queue.stored.owner is not None
+        assert queue.stored.owner.cluster == b""
+        assert queue.stored.command is not None
+        assert queue.stored.command.version == 1
+        assert await queue_node.drain(cluster=THIRD) == [b"a"]
+
+
+async def test_a_filter_and_limits_are_one_write_and_are_made_once() -> None:
+    """Both are set together; after a lost answer the repeated write finds both as they are to be."""
+
+    async with audited_node() as queue_node:
+        queue_node.metastore.spoil(WriteFault.ANSWER_LOST)
+        await queue_node.acts.change_settings("q", {"filter": "any", "queue_limit_count": 7}, audit_info(queue_node))
+        (queue,) = queue_node.served()
+        assert queue.stored.limits is not None
+        assert queue.stored.limits.values == {"queue_limit_count": 7}
+        assert queue.stored.command is not None
+        assert queue.stored.command.version == 1

@@ -177,7 +177,7 @@ async def test_the_claim_of_a_former_process_does_not_speak_for_the_one_that_rep
             assert found is not None
             await back.delete(path, found.version)
         await register_earlier(back, "n2", 2)
-        assert await mine.get("/joined-documents/n2") is not None
+        assert await mine.get("/joined-readers/n2") is not None
         assert not await mine.all_read_joined()
         await rates(mine, 1)
         assert "all" not in await stored(mine)
