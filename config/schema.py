@@ -174,9 +174,9 @@ def _key(section: type, name: str, hint: Any, default: Any, *, required: bool) -
         return Section(name, name, get_args(hint)[0], True, required, default)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and hint is not Address:
         return Section(name, name, hint, False, required, default)
-    plain, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    form = next((each for each in said if isinstance(each, Form)), None) or _FORMS.get(plain)
-    effect = next((each for each in said if isinstance(each, Effect)), Effect.START)
+    plain, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    form = next((each for each in notes if isinstance(each, Form)), None) or _FORMS.get(plain)
+    effect = next((each for each in notes if isinstance(each, Effect)), Effect.START)
     assert form is not None, f"{section.__name__}.{name} has no form"
     if isinstance(form, WholeNumber) and form.unit is COUNT:
         unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), COUNT)

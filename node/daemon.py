@@ -576,8 +576,8 @@ class Node:
             self._level = found.log.level
             self.services.journal.limit(found.log.audit_size_bytes, found.log.audit_files_count)
             restart = found != reloaded(self.settings, found)
-        said = log.warning if troubles else log.info
-        said("node.reloaded", log_level=self._level, troubles=troubles, changed_settings_need_a_restart=restart)
+        report = log.warning if troubles else log.info
+        report("node.reloaded", log_level=self._level, troubles=troubles, changed_settings_need_a_restart=restart)
         return troubles
 
     def request_stop(self, reason: str) -> None:

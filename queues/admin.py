@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from isthmus.queues.counters_wire import ToldCounters
+from isthmus.queues.counters_wire import HeldCountersMessage
 from isthmus.queues.explain import explained, explained_bulk
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.lag import LagMemory, LagReadings, QueueLag
@@ -95,7 +95,7 @@ class GapChoice(NamedTuple):
 class ActorWitness(Protocol):
     """What clusters hold of each other's actors (`repl.runtime.actor_renewal`, `repl.runtime.held_counters`)."""
 
-    def told(self, counters: Mapping[bytes, int], cluster: str, /) -> None:
+    def learn(self, counters: Mapping[bytes, int], cluster: str, /) -> None:
         """A cluster holds these counters of our actors."""
 
     def held(self, cluster_uuid: bytes, /) -> Mapping[bytes, int]:
@@ -245,15 +245,15 @@ class QueueActs:
             raise NotReady(f"queue {name} gives nothing out now: {reason(queue, self._queues.time.now_ms())}")
         return ObjectReply(self._queues.cluster_uuid, self._queues.cluster_name, await queue.object_of(wanted.key))
 
-    def counters(self, name: str, told: ToldCounters) -> ToldCounters:
+    def counters(self, name: str, message: HeldCountersMessage) -> HeldCountersMessage:
         """Hand on what the cluster that owns the queue holds of this cluster's actors; what this node holds of its own,
         and the queue's filter. Raises UnknownQueue, OwnedByOther."""
-        queue = self._owned(name, told.cluster, told.name)
+        queue = self._owned(name, message.cluster, message.name)
         held: Mapping[bytes, int] = {}
         if self._witness is not None:
-            self._witness.told(told.counters, told.name)
-            held = self._witness.held(told.cluster)
-        return ToldCounters(self._queues.cluster_uuid, self._queues.cluster_name, held, str(queue.filter))
+            self._witness.learn(message.counters, message.name)
+            held = self._witness.held(message.cluster)
+        return HeldCountersMessage(self._queues.cluster_uuid, self._queues.cluster_name, held, str(queue.filter))
 
     def _owned(self, name: str, cluster: bytes, cluster_name: str) -> QueueServer:
         """The queue, if it belongs to that cluster. Raises UnknownQueue, OwnedByOther."""
@@ -381,8 +381,8 @@ class QueueActs:
         bulk = [row for queue in found for row in explained_bulk(queue, key)]
         if partition is None:
             return {"queues": [], "lower": bulk}
-        told = [explained(queue, partition, key, change, self._offered(queue, partition, change)) for queue in found]
-        return {"queues": told, "lower": bulk}
+        rows = [explained(queue, partition, key, change, self._offered(queue, partition, change)) for queue in found]
+        return {"queues": rows, "lower": bulk}
 
     def _offered(self, queue: QueueServer, partition: int, change: Change | None) -> Change | None:
         """The key's row as the queue reads it; see `backfilled`."""

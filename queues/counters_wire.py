@@ -1,14 +1,14 @@
-"""Wire format of the counters that two clusters tell each other: one msgpack map, as request and as answer.
+"""Wire format of the counters that two clusters send each other: one msgpack map, as request and as answer.
 
-`POST /queues/NAME/counters`: the fetching cluster tells what it holds of the source's actors, and the answer what the
+`POST /queues/NAME/counters`: the fetching cluster sends what it holds of the source's actors, and the answer what the
 source holds of the fetching cluster's (docs/protocol.md R-ACTOR).
 
     v            1
-    cluster      16 bytes: uuid of the cluster that tells         name         its name, text
+    cluster      16 bytes: uuid of the cluster that sends it       name         its name, text
     counters     [[actor, counter], ...] of the other cluster's actors
     filter       in the answer: the queue's filter, text; absent in requests and from older sources
 
-No lease, cursor or owner is concerned. An older source does not know the path, and tells nothing.
+No lease, cursor or owner is concerned. An older source does not know the path, and sends nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BYTES_MAX: Final = 1_000_000
 
 
 FILTER_MAX: Final = 262_144
-"""Longest filter, in characters: 256 rules of the longest bucket name, percent-encoded. A longer one is not told."""
+"""Longest filter, in characters: 256 rules of the longest bucket name, percent-encoded. A longer one is left out."""
 
 
-class ToldCounters(NamedTuple):
-    """What the cluster `cluster`, named `name`, holds: actor -> highest counter. `filter`: that of the queue; "" when
-    it is not told."""
+class HeldCountersMessage(NamedTuple):
+    """What the cluster `cluster`, named `name`, holds: actor -> highest counter. `filter`: that of the queue; ""
+    where it is left out."""
 
     cluster: bytes
     name: str
@@ -59,15 +59,17 @@ class _Form(Struct, omit_defaults=True):
     filter: Annotated[str, Meta(max_length=FILTER_MAX)] = ""
 
 
-def encode_counters(told: ToldCounters) -> bytes:
+def encode_counters(message: HeldCountersMessage) -> bytes:
     """The message's body."""
-    pairs = sorted(told.counters.items())[:COUNTERS_MAX]
+    pairs = sorted(message.counters.items())[:COUNTERS_MAX]
     return msgspec.msgpack.encode(
-        _Form(VERSION, told.cluster, told.name, pairs, told.filter if len(told.filter) <= FILTER_MAX else "")
+        _Form(
+            VERSION, message.cluster, message.name, pairs, message.filter if len(message.filter) <= FILTER_MAX else ""
+        )
     )
 
 
-def decode_counters(body: bytes) -> ToldCounters:
+def decode_counters(body: bytes) -> HeldCountersMessage:
     """Raises CodecError, UnknownFetchVersion."""
     try:
         form = msgspec.msgpack.decode(body, type=_Form)
@@ -75,4 +77,4 @@ def decode_counters(body: bytes) -> ToldCounters:
         raise CodecError(f"not a message of counters: {error}") from error
     if form.v != VERSION:
         raise UnknownFetchVersion(f"counters of version {form.v!r:.40}, this program speaks {VERSION}")
-    return ToldCounters(form.cluster, form.name, dict(form.counters), form.filter)
+    return HeldCountersMessage(form.cluster, form.name, dict(form.counters), form.filter)

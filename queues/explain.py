@@ -96,8 +96,8 @@ def _state(
         if change.origin == window.origins.owner:
             return "from-owner", f"it was written in {_owner_name(queue)}, to which it is not sent back", None
         unsure = "; whether it was sent for the write of this cluster that it holds is not known any more"
-        told = "it was written in another cluster, and the queue does not cascade"
-        return "origin", told + unsure * (offered.origin != change.origin), None
+        why = "it was written in another cluster, and the queue does not cascade"
+        return "origin", why + unsure * (offered.origin != change.origin), None
     if start:
         return "before", start, None
     if where == "acknowledged":

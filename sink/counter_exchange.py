@@ -1,8 +1,8 @@
 """The exchange of counters with a source, at the beginning of a link and then once a minute (R-ACTOR).
 
-Each side tells the highest counters that it holds of the other's actors, so that a cluster that was put back to an
+Each side sends the highest counters that it holds of the other's actors, so that a cluster that was put back to an
 earlier state learns it from the others, if possible before it fetches, and before clients write for long. The source
-also tells its queue's filter, so that this cluster knows which bucket types it gets from there.
+also sends its queue's filter, so that this cluster knows which bucket types it gets from there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from isthmus.queues.counters_wire import ToldCounters
+from isthmus.queues.counters_wire import HeldCountersMessage
 from isthmus.queues.filters import Filter, parse_filter
 from isthmus.repl.model.errors import BadConfig, CodecError, PeerFault
 from isthmus.repl.model.ports import TimeSource
@@ -21,10 +21,10 @@ log = structlog.get_logger(__name__)
 
 INTERVAL_MS: Final = 60_000
 """Time between two exchanges of a link that works: what the source's loop of fetches has not noticed by then, such as a
-replica that came to lead elsewhere, is told again. A message has some 40 bytes for each partition of the source."""
+replica that came to lead elsewhere, is sent again. A message has some 40 bytes for each partition of the source."""
 
-UNTOLD_MS: Final = 5_000
-"""Time until a source that has told nothing yet is asked again: at the beginning its queue may not be this cluster's.
+UNANSWERED_MS: Final = 5_000
+"""Time until a source that has sent nothing yet is asked again: at the beginning its queue may not be this cluster's.
 Until its filter is known, full-sync asks for equality of all that it compares."""
 
 
@@ -49,23 +49,23 @@ class CountingLink(Protocol):
 class CounterFetcher(Protocol):
     """Sends a message to the link's source (`sink.fetch.Fetcher`)."""
 
-    async def exchange(self, held: ToldCounters) -> ToldCounters:
+    async def exchange(self, held: HeldCountersMessage) -> HeldCountersMessage:
         """The source's message. Raises PeerFault, CodecError."""
 
 
 class CounterExchange:
-    """Exchanges counters for all links of a node. `told(counters, cluster)` gets those that a source holds."""
+    """Exchanges counters for all links of a node. `learn(counters, cluster)` gets those that a source holds."""
 
     def __init__(
         self,
         held: Counters,
-        told: Callable[[Mapping[bytes, int], str], None],
+        learn: Callable[[Mapping[bytes, int], str], None],
         local: tuple[bytes, str],
         time: TimeSource,
     ) -> None:
         """`local`: uuid and name of this cluster."""
         self._held = held
-        self._told = told
+        self._learn = learn
         self._cluster, self._name = local
         self._time = time
 
@@ -80,7 +80,7 @@ class CounterExchange:
         assert link.cluster is not None
         link.counters_due_ms = self._time.now_ms() + INTERVAL_MS
         link.counters_passes = self._held.passes
-        message = ToldCounters(self._cluster, self._name, self._held.of(link.cluster))
+        message = HeldCountersMessage(self._cluster, self._name, self._held.of(link.cluster))
         try:
             answer = await fetcher.exchange(message)
         except (PeerFault, CodecError) as error:
@@ -88,15 +88,15 @@ class CounterExchange:
             # the fetch, too, which makes the exchange due again.
             log.debug("sink.counters_unanswered", error=str(error))
             if link.source_filter is None:
-                link.counters_due_ms = self._time.now_ms() + UNTOLD_MS
+                link.counters_due_ms = self._time.now_ms() + UNANSWERED_MS
             return
         if answer.cluster == link.cluster:
             link.source_filter = _parsed(answer.filter)
-            self._told(answer.counters, answer.name)
+            self._learn(answer.counters, answer.name)
 
 
 def _parsed(text: str) -> Filter | None:
-    """The filter; None for one that is not told, or that a newer version wrote with rules that this one lacks."""
+    """The filter; None for one that was not sent, or that a newer version wrote with rules that this one lacks."""
     try:
         return parse_filter(text) if text else None
     except BadConfig as error:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from isthmus.config.settings import SinkSettings
 from isthmus.queues.counters_wire import BYTES_MAX as COUNTERS_BYTES_MAX
-from isthmus.queues.counters_wire import ToldCounters, decode_counters, encode_counters
+from isthmus.queues.counters_wire import HeldCountersMessage, decode_counters, encode_counters
 from isthmus.queues.leases import Session
 from isthmus.queues.sink_shares import Share
 from isthmus.queues.wire import (
@@ -126,7 +126,7 @@ class Fetcher:
             await self._post(FetchOptions(0, 0, 0))
             self.ack = None
 
-    async def exchange(self, held: ToldCounters) -> ToldCounters:
+    async def exchange(self, held: HeldCountersMessage) -> HeldCountersMessage:
         """Tell the source what this cluster holds of its actors; what it holds of ours. Raises PeerFault,
         CodecError."""
         body = await self._peer.post(

@@ -628,13 +628,13 @@ class Sink:
 
     def source_filters(self, cluster: bytes) -> list[Filter | None]:
         """The filters of the queues that this node's links fetch from the cluster of that uuid, as far as it has
-        answered; None for a queue whose filter none of its nodes has told."""
-        told: dict[str, list[Filter]] = {}
+        answered; None for a queue whose filter none of its nodes has sent."""
+        sent: dict[str, list[Filter]] = {}
         for name, link in self._pool.links.items():
             if link.cluster == cluster:
-                filters = told.setdefault(name.queue, [])
+                filters = sent.setdefault(name.queue, [])
                 filters += [] if link.source_filter is None else [link.source_filter]
-        return [one for filters in told.values() for one in filters or (None,)]
+        return [one for filters in sent.values() for one in filters or (None,)]
 
     def fetched_lags(self) -> list[FetchedLag]:
         """Changes that were fetched and are not stored yet, by queue, source cluster and bucket type. Queues with an

@@ -97,7 +97,7 @@ class Link:
         self.counters_passes = -1
         """Passes of the held counters at the last exchange."""
         self.source_filter: Filter | None = None
-        """The filter of the source's queue, told with its counters; None: not told, as by an older source."""
+        """The filter of the source's queue, sent with its counters; None: not sent, as by an older source."""
         self.open_fetches: dict[int, tuple[int, int]] = {}
         """Slot (by identity) -> when its fetch began, and when the answer is due, in wall-clock ms."""
 

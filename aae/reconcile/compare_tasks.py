@@ -163,9 +163,9 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
     error = unread = ""
     size = 0
 
-    def say(one: CandidateKey, said: KeyVerdict, now: CandidateKey) -> None:
-        counts[said.verdict] += 1
-        rows.append(finding(job.bucket_type, one, said, now.left, now.right, first_ms, _now_ms()))
+    def say(one: CandidateKey, verdict: KeyVerdict, now: CandidateKey) -> None:
+        counts[verdict.verdict] += 1
+        rows.append(finding(job.bucket_type, one, verdict, now.left, now.right, first_ms, _now_ms()))
 
     for one in filtered:
         say(one, filtered_verdict(one), one)
@@ -252,7 +252,7 @@ def waits(job: Job, diverged: Sequence[tuple[CandidateKey, KeyVerdict, Candidate
     found: dict[Name, str] = {}
     for side, queues, lacking in ways:
         keys = [
-            one for one, said, _ in diverged if said.side in lacking and said.kind is not DifferenceKind.CORRUPT
+            one for one, found, _ in diverged if found.side in lacking and found.kind is not DifferenceKind.CORRUPT
         ] if queues else []  # fmt: skip
         if not keys:
             continue

@@ -64,7 +64,7 @@ def _candidate(raw: Any) -> CandidateKey:
 def finding(
     bucket_type: str,
     name: CandidateKey,
-    said: KeyVerdict,
+    verdict: KeyVerdict,
     left: ObservedKey | None,
     right: ObservedKey | None,
     first_ms: int,
@@ -76,9 +76,9 @@ def finding(
         "bucket": name.bucket,
         "key": name.key,
         "segment": segment_of(key_hash(name.bucket, name.key)),
-        "verdict": said.verdict.value,
-        "difference": None if said.kind is None else said.kind.value,
-        "side": None if said.side is None else said.side.value,
+        "verdict": verdict.verdict.value,
+        "difference": None if verdict.kind is None else verdict.kind.value,
+        "side": None if verdict.side is None else verdict.side.value,
         "first_seen_ms": first_ms,
         "last_seen_ms": last_ms,
     }

@@ -117,8 +117,10 @@ def properties_warning(plan: Mapping[str, Any]) -> str:
     differing = plan.get("properties_differing", {})
     if differing is None:
         return "whether both clusters have the same properties for the bucket type is not known; none are copied"
-    said = ", ".join(f"{name} {one[0]!r} at the source, {one[1]!r} at the target" for name, one in differing.items())
-    return said and f"the target has other properties for the bucket type, which are not copied: {said}"
+    differences = ", ".join(
+        f"{name} {one[0]!r} at the source, {one[1]!r} at the target" for name, one in differing.items()
+    )
+    return differences and f"the target has other properties for the bucket type, which are not copied: {differences}"
 
 
 def positions_of(done: Iterable[dict[str, Any]]) -> dict[int, int]:
@@ -234,12 +236,12 @@ class _Seed:
         copy = F.arrow_udf(copies(self._job), ROW)
         given = self._spark.createDataFrame([(bytearray(encode_chunk(one)),) for one in chunks], "chunk binary")
         try:
-            rows = given.repartition(len(chunks)).select(copy("chunk").alias("row")).select("row.told").collect()
+            rows = given.repartition(len(chunks)).select(copy("chunk").alias("row")).select("row.result").collect()
         except (PySparkException, Py4JError) as error:
             why = f"spark: {spark_error_line(error)}"
             self._failures |= {chunk.number: why for chunk in chunks}
             return
-        results = [json.loads(row["told"]) for row in rows]
+        results = [json.loads(row["result"]) for row in rows]
         self._directory.write(f"work/{self._waves:05}.json", {"at_ms": _now_ms(), "done": results})
         self._waves += 1
         self._take(results)

@@ -33,8 +33,8 @@ BATCH_ITEMS: Final = 500
 NAMED_MAX: Final = 20
 """Damaged and rejected objects per chunk that are named."""
 
-ROW: Final = "struct<chunk:int, told:string>"
-_ROW: Final = pa.struct([pa.field("chunk", pa.int32()), pa.field("told", pa.string())])
+ROW: Final = "struct<chunk:int, result:string>"
+_ROW: Final = pa.struct([pa.field("chunk", pa.int32()), pa.field("result", pa.string())])
 
 
 class SeedJob(NamedTuple):
@@ -66,7 +66,7 @@ def copies(job: SeedJob) -> Callable[[pa.Array], pa.Array]:
 
     def copy(chunks: pa.Array) -> pa.Array:
         found = [SeedChunk(*msgpack.unpackb(one)) for one in chunks.to_pylist()]
-        return pa.array([{"chunk": one.number, "told": json.dumps(copied(job, one))} for one in found], _ROW)
+        return pa.array([{"chunk": one.number, "result": json.dumps(copied(job, one))} for one in found], _ROW)
 
     return copy
 

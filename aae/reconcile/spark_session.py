@@ -49,9 +49,9 @@ def spark_error_line(error: BaseException) -> str:
     """The message of an exception of Isthmus if there is one in Spark's traces; else the last line that is not part of
     a trace."""
     lines = [_STATE.sub("", line).strip(" :\t") for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(_TRACES)]
-    ours = [found["words"] for line in said if (found := _OURS.fullmatch(line)) is not None]
-    words = ours or said or [repr(error)]
+    texts = [line for line in lines if line and not line.startswith(_TRACES)]
+    ours = [found["words"] for line in texts if (found := _OURS.fullmatch(line)) is not None]
+    words = ours or texts or [repr(error)]
     return words[-1][:WORDS_MAX]
 
 

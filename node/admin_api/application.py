@@ -151,8 +151,8 @@ class AdminApi(HttpApplication):
         problems = [*doubts, *cluster_status.problems(*seen, controller.waiting, drained, facts, controller.unread.why)]
         moving = reassignment_status.summary_of(controller.placement, records, registrations)
         state, state_reason = cluster_status.state_of(balancing, problems, moving["reason"])
-        troubles = (services.sink.failing(), services.sink.passed_over())
-        links = [links_sentence(services.settings.node.name, why) for why in troubles if why]
+        reasons = (services.sink.failing(), services.sink.passed_over())
+        links = [links_sentence(services.settings.node.name, why) for why in reasons if why]
         return {
             "cluster": services.settings.node.cluster,
             "state": state,

@@ -136,12 +136,12 @@ class QueueAdmin:
         """Every queue on every node; null for a node that does not answer, or is gone (`"gone": true`)."""
         asked = self._nodes()
         found = (await self._services.query.ask(QUEUE_LISTING, ListQueues(failures=True), asked)).by_node
-        told = with_gone(self._services.controller.records, found).items()
+        answers = with_gone(self._services.controller.records, found).items()
         rows = [
             QueuesOfNode(node, None, node not in asked)
             if one is None
             else QueuesOfNode(node, one.queues, node not in asked, one.failed)
-            for node, one in told
+            for node, one in answers
         ]
         return struct_reply(QueuesOfNodes(rows))
 

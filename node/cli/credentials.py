@@ -137,10 +137,10 @@ def endpoint_of(context: click.Context, option: str, url: str, default: str, *, 
     command line. Raises CommandFailed (usage), ConfigError, LocalFault."""
     options = context.ensure_object(CliContext)
     chosen = {name: options.credentials.get(name, "") for name in ("context_name", "cluster_name")}
-    said = [flag for flag, name, _, _ in CHOICES if name in options.typed and chosen[name]]
-    if url and typed and said:
-        raise CommandFailed(Exit.USAGE, "usage", f"{option} names a node, and {said[0]} a context: give one of them")
-    if url and not said:
+    flags = [flag for flag, name, _, _ in CHOICES if name in options.typed and chosen[name]]
+    if url and typed and flags:
+        raise CommandFailed(Exit.USAGE, "usage", f"{option} names a node, and {flags[0]} a context: give one of them")
+    if url and not flags:
         return endpoint_at(context, (url,))
     file = load(path_of_file())
     name = chosen["context_name"] or file.current

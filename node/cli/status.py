@@ -168,12 +168,12 @@ def sources_of(
 ) -> tuple[list[ClusterSource], str]:
     """The clusters to ask, and the title: those of --admin, else all of the context, or its one of --cluster."""
     options = context.ensure_object(CliContext)
-    said = [flag for flag, name, _, _ in CHOICES if name in options.typed]
-    if admins and said and is_typed(context, "admins"):
-        raise CommandFailed(Exit.USAGE, "usage", f"--admin names nodes, and {said[0]} a context: give one of them")
-    found = context_in_use(context) if said or not admins else None
+    flags = [flag for flag, name, _, _ in CHOICES if name in options.typed]
+    if admins and flags and is_typed(context, "admins"):
+        raise CommandFailed(Exit.USAGE, "usage", f"--admin names nodes, and {flags[0]} a context: give one of them")
+    found = context_in_use(context) if flags or not admins else None
     title = "isthmus status" + (f", context {found[0]}" if found else "")
-    if admins and not said:
+    if admins and not flags:
         endpoints = [endpoint_at(context, each.split(",")) for each in admins]
     elif found is None or "cluster_name" in options.credentials:
         endpoints = [endpoint_of(context, ADMIN.option, "", ADMIN.default, typed=False)]

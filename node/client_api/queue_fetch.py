@@ -21,7 +21,7 @@ from isthmus.node.http.fast_connection import RawRequest
 from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.http.router import decode_segment, method_not_allowed
 from isthmus.queues.counters_wire import BYTES_MAX as COUNTERS_BYTES_MAX
-from isthmus.queues.counters_wire import ToldCounters, decode_counters, encode_counters
+from isthmus.queues.counters_wire import HeldCountersMessage, decode_counters, encode_counters
 from isthmus.queues.long_poll import Until
 from isthmus.queues.riak_format import EMPTY_QUEUE, encode_answer
 from isthmus.queues.service import RIAK_NAME
@@ -89,7 +89,7 @@ class QueueObjects(Protocol):
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
         """The object of a key, for the owner of the queue. Raises UnknownQueue, OwnedByOther, BadInput, Retryable."""
 
-    def counters(self, name: str, told: ToldCounters) -> ToldCounters:
+    def counters(self, name: str, message: HeldCountersMessage) -> HeldCountersMessage:
         """What a cluster holds of ours, and the answer. Raises UnknownQueue, OwnedByOther."""
 
     def link(self, name: str) -> dict[str, Any]:
@@ -216,9 +216,9 @@ class QueueRoutes:
 
     async def _counters(self, request: Request) -> Reply:
         """What a cluster that fetches holds of this one's actors, and what this one holds of its own (R-ACTOR)."""
-        told = decode_counters(await request.body(COUNTERS_BYTES_MAX, "the limit of a message of counters"))
-        self._check_certificate(request, told.name)
-        return Reply(200, _HEADERS, encode_counters(self._objects.counters(request.text("queue"), told)))
+        message = decode_counters(await request.body(COUNTERS_BYTES_MAX, "the limit of a message of counters"))
+        self._check_certificate(request, message.name)
+        return Reply(200, _HEADERS, encode_counters(self._objects.counters(request.text("queue"), message)))
 
     async def _link(self, request: Request) -> Reply:
         """The queue's offer, its owner, and what a sink must share with it; nothing changes."""

@@ -125,12 +125,12 @@ class RowRoutes:
                 try:
                     items.append(self._item(row, origin))
                 except BadInput as error:
-                    answers.append(_told(PushResult(PushOutcome.REJECTED, error)))
+                    answers.append(_outcome_of(PushResult(PushOutcome.REJECTED, error)))
                 else:
                     answers.append((PushOutcome.FAILED, None))
                     slots.append(slot)
             for slot, result in zip(slots, await self._kv.push(items), strict=True):
-                answers[slot] = _told(result)
+                answers[slot] = _outcome_of(result)
         finally:
             self.pushes -= 1
         return Reply(200, _HEADERS, msgpack.packb(answers))
@@ -171,7 +171,7 @@ class RowRoutes:
         raise BadInput("an item to push is bucket type, bucket, key and the object's canonical bytes")
 
 
-def _told(result: PushResult) -> tuple[str, str | None]:
+def _outcome_of(result: PushResult) -> tuple[str, str | None]:
     if result.error is None:
         return result.outcome.value, None
     return result.outcome.value, f"{result.error.reason}: {explanation(result.error)}"[:REASON_MAX]

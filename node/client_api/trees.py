@@ -90,9 +90,9 @@ class TreeRoutes:
         finally:
             self.running -= 1
         wall_ms = self._wall_ms() if wire.CLOCK in request.query else None
-        told = wire.PeerResponse(self._cluster, self._name, body, wall_ms)
+        response = wire.PeerResponse(self._cluster, self._name, body, wall_ms)
         compress = request.query.get("compress", "")
         if compress != wire.ZSTD:
-            return Reply(200, _HEADERS, wire.encode_peer_response(told))
+            return Reply(200, _HEADERS, wire.encode_peer_response(response))
         loop = asyncio.get_running_loop()
-        return Reply(200, _HEADERS, await loop.run_in_executor(None, wire.encode_peer_response, told, compress))
+        return Reply(200, _HEADERS, await loop.run_in_executor(None, wire.encode_peer_response, response, compress))

@@ -314,8 +314,8 @@ def _act_words(method: str, pattern: str, params: Mapping[str, bytes], body: Map
     """An act in words: "set option replication.min.isr: value=2"."""
     names = {name: value.decode(errors="backslashreplace") for name, value in params.items()}
     words = ACTS.get((method, pattern), f"{method} {pattern}").format_map(names)
-    said = {name: value for name, value in body.items() if value is not False and value not in ("", [], {})}
-    details = ", ".join(f"{name}={_detail(value)}" for name, value in said.items())
+    given = {name: value for name, value in body.items() if value is not False and value not in ("", [], {})}
+    details = ", ".join(f"{name}={_detail(value)}" for name, value in given.items())
     text = f"{words}: {details}" if details else words
     return text if len(text) <= ACT_CHARS_MAX else text[: ACT_CHARS_MAX - 3] + "..."
 

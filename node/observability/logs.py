@@ -189,9 +189,9 @@ class LogChain:
             self._sink.suppressed += suppressed is None
         if suppressed is None:
             raise structlog.DropEvent
-        told = {"event": event, "of": of, "why": why, "begin": begin, "suppressed": suppressed}
-        told |= {"level": level, "node": self._node, "timestamp": utc_now().isoformat()}
-        return json.dumps({name: value for name, value in told.items() if value})
+        fields = {"event": event, "of": of, "why": why, "begin": begin, "suppressed": suppressed}
+        fields |= {"level": level, "node": self._node, "timestamp": utc_now().isoformat()}
+        return json.dumps({name: value for name, value in fields.items() if value})
 
 
 def _name_of(step: Callable[..., Any]) -> str:

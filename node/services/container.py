@@ -361,7 +361,7 @@ class NodeServices:
             traces=None if self.traces is None else self.traces.sink,
             counters=CounterExchange(
                 self.witness.held_counters,
-                self.witness.told,
+                self.witness.learn,
                 (self.cluster_uuid, settings.node.cluster),
                 self.time,
             ),

@@ -230,12 +230,12 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
     facts += [Fact(ProbeState.CRITICAL, str(each), Code.CERTIFICATE, node) for each in cluster.get("urgent") or ()]
     unreadable = [str(each) for each in cluster.get("unreadable") or ()]  # earlier versions do not tell them apart
     refused = {node: [str(each) for each in found] for node, found in object_in(cluster, "writes_refused").items()}
-    told = {*unreadable, *chain.from_iterable(refused.values())}
-    told.update(map(str, cluster.get("doubts") or ()))  # see `staleness_facts`
-    problems = [each for each in map(str, cluster.get("problems") or ()) if each not in told]
+    stated = {*unreadable, *chain.from_iterable(refused.values())}
+    stated.update(map(str, cluster.get("doubts") or ()))  # see `staleness_facts`
+    problems = [each for each in map(str, cluster.get("problems") or ()) if each not in stated]
     well = all(fact.state is ProbeState.OK for fact in facts) and not under
     facts += [Fact(ProbeState.WARNING, each, Code.CLUSTER, "cluster") for each in problems if well]
-    facts += [  # the cause of what is said above, which does not name it
+    facts += [  # the cause of what is above, which does not name it
         Fact(ProbeState.CRITICAL, each, Code.WRITES_REFUSED, f"node {node}")
         for node, sentences in refused.items()
         for each in sentences
@@ -547,7 +547,7 @@ def _clusters_of_peers(nodes: Mapping[str, Row | None]) -> dict[str, str]:
 
 
 def _link_facts(source: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterable[Fact]:
-    """The fact about the links of all nodes to one source cluster, if some fail: one cause is told once."""
+    """The fact about the links of all nodes to one source cluster, if some fail: one cause is stated once."""
     failing = [(node, row) for node, row in rows if row.get("state") == "failing"]
     if failing:
         nodes = list(dict.fromkeys(node for node, _ in failing))
@@ -628,10 +628,10 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
     cluster, health = answers["cluster"], answers.get("health", {})
     silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
     failing = _nodes_with_failing_links(answers)  # `sink_facts` names them
-    told = {str(each) for one in object_in(health, "nodes").values() for each in (one or {}).get("problems") or ()}
-    told |= set(map(str, cluster.get("urgent") or ()))
+    stated = {str(each) for one in object_in(health, "nodes").values() for each in (one or {}).get("problems") or ()}
+    stated |= set(map(str, cluster.get("urgent") or ()))
     for each in dict.fromkeys(map(str, cluster.get("warnings") or ())):
-        if each not in silent | told and not any(is_of_failing_links(each, node) for node in failing):
+        if each not in silent | stated and not any(is_of_failing_links(each, node) for node in failing):
             yield Fact(ProbeState.WARNING, each, Code.CLUSTER, "cluster")
     for node, one in object_in(health, "nodes").items():
         subject = f"node {node}"

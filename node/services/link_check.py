@@ -120,8 +120,8 @@ def judged(url: str, queue: str, expected: str, found: LinkCheckResult, here: He
     """[{"what", "state", "found", "right"}]. `expected`: the cluster that should answer; "" for any."""
     rows: list[dict[str, str]] = []
 
-    def row(what: str, state: str, said: str, right: str = "") -> None:
-        rows.append({"what": what, "state": state, "found": said, "right": right})
+    def row(what: str, state: str, answer: str, right: str = "") -> None:
+        rows.append({"what": what, "state": state, "found": answer, "right": right})
 
     nodes, about = found.nodes, found.queue
     if isinstance(nodes, IsthmusError) and not isinstance(nodes, HttpRefused):
@@ -255,11 +255,11 @@ def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, fou
         row("properties", OK, "the properties that must agree do")
     offset_ms, exact_ms = found.offset_ms or 0, found.exact_ms
     side = "ahead" if offset_ms > 0 else "behind"
-    said = f"its clock is {abs(offset_ms) / 1000:.1f} s {side}, +- {exact_ms / 1000:.1f} s"
+    clock = f"its clock is {abs(offset_ms) / 1000:.1f} s {side}, +- {exact_ms / 1000:.1f} s"
     apart = abs(offset_ms) - exact_ms > CLOCKS_APART_MS
     row(
         "clocks",
         WARN if apart else OK,
-        said,
+        clock,
         "NTP on both sides: lag and the times of gaps are wrong by this difference" if apart else "",
     )

@@ -100,7 +100,7 @@ def warnings(chosen: OptionSettings, records: Records, name: str, kind: str | No
     """Warnings about an option as it is set in `chosen`."""
     if name != MIN_ISR:
         return []
-    said = []
+    notes = []
     concerned = _of_kind(chosen, records, kind)
     setting = chosen.setting(name, kind)
     clamped = {
@@ -108,18 +108,18 @@ def warnings(chosen: OptionSettings, records: Records, name: str, kind: str | No
         for r in concerned
         if setting is not None and effective_min_isr(r, chosen) != setting.value
     }
-    said += [
+    notes += [
         f"{setting.value} is clamped to {number} where there are {count} replicas"
         for count, number in sorted(clamped)
         if setting is not None
     ]
     short = [r.partition for r in concerned if len(r.isr) < effective_min_isr(r, chosen)]
     if short:
-        said.append(f"too few replicas are in sync for it: writes are refused in partitions {some(short)}")
+        notes.append(f"too few replicas are in sync for it: writes are refused in partitions {some(short)}")
     alone = [r.partition for r in concerned if effective_min_isr(r, chosen) == 1 < len(r.replicas)]
     if alone:
-        said.append("1 means that an acknowledged write may be on one disk alone")
-    return said
+        notes.append("1 means that an acknowledged write may be on one disk alone")
+    return notes
 
 
 def some(numbers: list[int]) -> str:

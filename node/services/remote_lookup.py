@@ -117,7 +117,7 @@ def other_side(
             session(access=access) as asking,
             exact_head(asking, f"{url}/types/{place}", TIMEOUT_S) as answer,
         ):
-            status, said = answer.status_code, answer.headers.get("X-Riak-Vclock", "")
+            status, clock = answer.status_code, answer.headers.get("X-Riak-Vclock", "")
             why = answer.headers.get("X-Isthmus-Reason", "")
             deleted = status == 404 and answer.headers.get("X-Riak-Deleted", "") == "true"
     except OSError as error:
@@ -126,13 +126,13 @@ def other_side(
         return _shown(url, "unknown", None, f"it answers {status}: {LACKS_ROLE}")
     if status not in FOUND:
         return _shown(url, "unknown", None, f"it answers {status}")
-    if not said and (status, why) != (404, NOT_FOUND):
+    if not clock and (status, why) != (404, NOT_FOUND):
         answered = f"it answers {status} {why[:64]}".rstrip()
         return _shown(url, "unknown", None, f"{answered}, which does not show whether it has the key")
-    if not said:
+    if not clock:
         return _shown(url, "absent", None, "it has neither a value nor a tombstone")
     try:
-        raw = b64decode(said, validate=True)
+        raw = b64decode(clock, validate=True)
         theirs = decode_clock(raw)
     except (binascii.Error, ValueError, CodecError) as error:
         return _shown(url, "unknown", None, f"its clock cannot be read: {error}")

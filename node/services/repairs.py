@@ -119,13 +119,13 @@ class FoldActionsImpl(FoldActions):
         """See FoldActions."""
         done = 0
         refused: Counter[str] = Counter()
-        troubles: list[IsthmusError] = []
+        errors: list[IsthmusError] = []
         for at, key in enumerate(keys, 1):
             try:
                 reaped = await self._reaper.ask(key)
             except IsthmusError as error:  # earlier keys were reaped and count all the same
                 refused[f"{error.reason}: {error}"] += 1
-                troubles.append(error)
+                errors.append(error)
             else:
                 if reaped.outcome == "reaped":
                     done += 1
@@ -133,8 +133,8 @@ class FoldActionsImpl(FoldActions):
                     refused[reaped.reason or reaped.outcome] += 1
             if at % REAPS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # reaping a key that is led here does not wait
-        if troubles and len(troubles) == len(keys):
-            raise troubles[-1]  # the fault is none of the keys': the fold is retried
+        if errors and len(errors) == len(keys):
+            raise errors[-1]  # the fault is none of the keys': the fold is retried
         return done, refused
 
     async def repair(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:

@@ -118,7 +118,7 @@ def lag_rows(answers: Mapping[str, NodeLags | None], records: Mapping[int, Parti
     for name, (cluster, uuid) in sorted(owners.items()):
         for bucket_type, of_type in sorted(types.items()):
             at = (name, bucket_type)
-            told = [joined_reasons(reasons[name]), joined_reasons(of_types.get(at, {"": []}))]
+            causes = [joined_reasons(reasons[name]), joined_reasons(of_types.get(at, {"": []}))]
             known = parts.get(name, {})
             found = [known[record.partition] for record in of_type if record.partition in known]
             missing = [record for record in of_type if record.partition not in known]
@@ -133,7 +133,7 @@ def lag_rows(answers: Mapping[str, NodeLags | None], records: Mapping[int, Parti
                     uuid=uuid,
                     reason=_missing(name, missing[0], answers)
                     if missing
-                    else "; ".join(each for each in (*told, _held(found)) if each),
+                    else "; ".join(each for each in (*causes, _held(found)) if each),
                     bucket_type=bucket_type,
                     seconds=late if is_known else None,
                     at_least_s=None if is_known else late or None,
@@ -167,18 +167,18 @@ def joined_reasons(reasons: Mapping[str, Sequence[str]]) -> str:
     reasons = dict(folded.values())
     if len(reasons) == 1:
         return next(iter(reasons))
-    told = [
+    sentences = [
         f"node{'s' if len(nodes) > 1 else ''} {', '.join(sorted(nodes))}: {reason}"
         for reason, nodes in sorted(reasons.items(), key=lambda one: min(one[1]))
         if reason
     ]
-    more = [f"{len(told) - REASONS_TOLD} more on other nodes: isthmus queue list"]
-    return "; ".join(told if len(told) <= REASONS_TOLD else told[:REASONS_TOLD] + more)
+    more = [f"{len(sentences) - REASONS_TOLD} more on other nodes: isthmus queue list"]
+    return "; ".join(sentences if len(sentences) <= REASONS_TOLD else sentences[:REASONS_TOLD] + more)
 
 
-def _held(told: Sequence[PartitionLag]) -> str:
+def _held(parts: Sequence[PartitionLag]) -> str:
     """The leased changes, if they are the cause of the worst partition's lag: fetched and not acknowledged."""
-    known = [(part.seconds, part) for part in told if part.seconds is not None]
+    known = [(part.seconds, part) for part in parts if part.seconds is not None]
     seconds, worst = max(known, key=lambda each: each[0], default=(0.0, None))
     if worst is None or not worst.in_flight or seconds < HELD_TOLD_S:
         return ""

@@ -61,23 +61,23 @@ def most_complete(copies: Iterable[ReplicaReport]) -> ReplicaReport:
 
 def data_loss(chosen: ReplicaReport, copies: Collection[ReplicaReport], silent: Collection[str]) -> list[str]:
     """One sentence for each loss that is possible if `chosen` leads; empty if no answering replica has more."""
-    said = []
+    losses = []
     for copy in sorted(copies, key=lambda each: each.node):
         if copy.node == chosen.node:
             continue
         if copy.committed > chosen.leo:
-            said.append(
+            losses.append(
                 f"{copy.node} knows that all below {copy.committed} is committed, {chosen.node} ends at {chosen.leo}: "
                 f"{copy.committed - chosen.leo} acknowledged entries, at least, would be lost"
             )
         elif copy.reach > chosen.reach:
-            said.append(
+            losses.append(
                 f"{copy.node} ends at {copy.leo} in epoch {copy.log_epoch}, {chosen.node} at {chosen.leo} in epoch "
                 f"{chosen.log_epoch}: what lies beyond would be lost, acknowledged or not"
             )
     if silent:
-        said.append(f"{', '.join(sorted(silent))} did not answer: entries that only they hold would be lost")
-    return said
+        losses.append(f"{', '.join(sorted(silent))} did not answer: entries that only they hold would be lost")
+    return losses
 
 
 def forced(

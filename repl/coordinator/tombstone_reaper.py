@@ -152,7 +152,7 @@ class Reaper:
         self.reaped_count = 0
         self.restated_count = 0
         self.announced_count = 0
-        self.told_count = 0
+        self.announced_count = 0
         runtime.listeners.add(self)
 
     # -- life -----------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Reaper:
                     led.candidates.pop(name, None)
                 continue
             leaving = entry.kind == _LEAVING
-            self.told_count += leaving and entry.origin != own
+            self.announced_count += leaving and entry.origin != own
             found = Tombstone(*name, entry.offset, entry.time_ms, entry.origin == own, leaving)
             if due_at_ms(kind, found) is not None and decode_key_row(entry.row).tombstone:
                 self._note(led, found)
@@ -436,6 +436,6 @@ class Reaper:
             ("isthmus_reaps_total", {}, self.reaped_count),
             ("isthmus_reap_restated_total", {}, self.restated_count),
             ("isthmus_reap_announced_total", {}, self.announced_count),
-            ("isthmus_reap_told_total", {}, self.told_count),
+            ("isthmus_reap_told_total", {}, self.announced_count),
             ("isthmus_reap_waiting", {}, sum(len(led.candidates) for led in self._led.values())),
         ]

@@ -399,8 +399,8 @@ def _reporting(base: Any, adapter: _Adapter) -> type[HTTPConnection]:
             except socket.gaierror as error:
                 raise NameResolutionError(self.host, self, error) from error
             except TimeoutError as error:
-                said = f"Connection to {self.host} timed out. (connect timeout={self.timeout})"
-                raise ConnectTimeoutError(self, said) from error
+                message = f"Connection to {self.host} timed out. (connect timeout={self.timeout})"
+                raise ConnectTimeoutError(self, message) from error
             except OSError as error:
                 raise NewConnectionError(self, f"Failed to establish a new connection: {error}") from error
             return sock

@@ -213,15 +213,15 @@ class ZooKeeperSession:
     def _session_event(self, state: str, dead: bool) -> None:
         if self._stopping:
             return
-        told = {KazooState.CONNECTED: SessionState.CONNECTED, KazooState.SUSPENDED: SessionState.SUSPENDED}.get(
+        reported = {KazooState.CONNECTED: SessionState.CONNECTED, KazooState.SUSPENDED: SessionState.SUSPENDED}.get(
             state, SessionState.EXPIRED
         )
-        log.debug("metastore.session", state=str(told), hosts=self.hosts)
+        log.debug("metastore.session", state=str(reported), hosts=self.hosts)
         if dead:  # kazoo's thread ended by an error of its own: the session does not continue
             log.error("metastore.driver_restarted", hosts=self.hosts)
             self._revival = self._loop.create_task(asyncio.to_thread(self._client.start_async))
-        self._on_session(told)
-        if told is not SessionState.CONNECTED:
+        self._on_session(reported)
+        if reported is not SessionState.CONNECTED:
             if self._inquiry is None:
                 inquiry = watch_for_rollback(
                     self.hosts, self._seen, self._set_rolled_back, partial(server_zxid, tls=self._tls)

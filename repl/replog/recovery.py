@@ -145,7 +145,7 @@ class _LogScan:
         if is_last:
             partitions = self._found.index.partitions
             return all(p in self._in_doubt or (self._all_in_doubt and p not in partitions) for p in missing)
-        self._problem = f"{reader.name} at byte {position}: nothing stands from here on"
+        self._problem = f"{reader.name} at byte {position}: no entry is valid from here on"
         return True
 
     def _known_to_be_missing(self) -> list[int]:

@@ -84,15 +84,15 @@ class Renewal(NamedTuple):
 
 
 class ActorRenewal:
-    """What other clusters have told of this cluster's actors, and the renewals that follow. Belongs to the loop."""
+    """What other clusters hold of this cluster's actors, and the renewals that follow. Belongs to the loop."""
 
     def __init__(self, runtime: Runtime, metastore: Metastore, time: TimeSource) -> None:
         self._runtime = runtime
         self._metastore = metastore
         self._time = time
-        self._told: dict[int, tuple[bytes, int, str]] = {}
-        """Partition -> its actor when it was told, the highest counter of it, and the cluster that told it. Whatever is
-        of another actor, or of a partition without a copy here, is told again within a minute of the exchange."""
+        self._held: dict[int, tuple[bytes, int, str]] = {}
+        """Partition -> its actor when it was learned, the highest counter of it, and the cluster that holds it. What is
+        of another actor, or of a partition without a copy here, is sent again within a minute of the exchange."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._renewed_ms: dict[int, int] = {}
         self._counter_task: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ class ActorRenewal:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def told(self, counters: Mapping[bytes, int], cluster: str) -> None:
+    def learn(self, counters: Mapping[bytes, int], cluster: str) -> None:
         """Another cluster holds these counters. Those of other clusters' actors are ignored."""
         unknown = -1
         for actor, counter in counters.items():
@@ -119,9 +119,9 @@ class ActorRenewal:
             if place is None and parts.partition < PARTITION_ID_LIMIT:
                 unknown = max(unknown, parts.partition)
             if place is not None and place.actor == actor:
-                before = self._told.get(parts.partition)
+                before = self._held.get(parts.partition)
                 if before is None or before[0] != actor or counter > before[1]:
-                    self._told[parts.partition] = actor, counter, cluster
+                    self._held[parts.partition] = actor, counter, cluster
                 self._look(place)
         if unknown >= 0 and (self._counter_task is None or self._counter_task.done()):
             self._counter_task = asyncio.get_running_loop().create_task(self._raise_counter(unknown, cluster))
@@ -131,16 +131,16 @@ class ActorRenewal:
         follows, so that the push may come again; False if one was made just now, so that it is forged."""
         if place.id in self._tasks:
             return True
-        self.told({place.actor: counter}, "a cluster that pushes")
+        self.learn({place.actor: counter}, "a cluster that pushes")
         return place.id in self._tasks
 
     # -- see ApplyListener ------------------------------------------------------------------------------
 
     def applied(self, applied: Sequence[AppliedEntries]) -> None:
-        """Entries change nothing that was told before."""
+        """Entries change nothing that was learned before."""
 
     def leadership(self, partition: int, leading: bool, _applied_offset: int) -> None:
-        """A partition that this node leads now is compared with what was told before."""
+        """A partition that this node leads now is compared with what was learned before."""
         place = self._runtime.partitions.get(partition)
         if leading and place is not None:
             self._look(place)
@@ -148,13 +148,13 @@ class ActorRenewal:
     # -- renewal ----------------------------------------------------------------------------------------
 
     def _unexplained(self, place: Partition) -> tuple[int, str] | None:
-        """The told counter that the leader's log lacks, and who told it."""
-        told = self._told.get(place.id)
+        """The counter held elsewhere that the leader's log lacks, and who holds it."""
+        held = self._held.get(place.id)
         replica = place.replica
-        if told is None or told[0] != place.actor or not replica.ready:
+        if held is None or held[0] != place.actor or not replica.ready:
             return None
         log_start, leo = place.log_start, replica.leo
-        return None if explained(told[1], replica.epoch, replica.epoch_table, log_start, leo) else told[1:]
+        return None if explained(held[1], replica.epoch, replica.epoch_table, log_start, leo) else held[1:]
 
     def _look(self, place: Partition) -> None:
         found = self._unexplained(place)
@@ -249,7 +249,7 @@ class ClusterWitness:
         self.renewal = ActorRenewal(runtime, metastore, time)
         runtime.listeners.add(self.held_counters)
         runtime.listeners.add(self.renewal)
-        self.told = self.renewal.told
+        self.learn = self.renewal.learn
         self.held = self.held_counters.of
 
     def start(self) -> None:

@@ -318,7 +318,7 @@ def _entries_of(lengths: bytes, joined: bytes, start: int, before: int, epoch: i
     for length in struct_unpack(f"<{len(lengths) // 4}I", lengths):
         entry = decode_entry(joined[at : at + length])
         if entry.offset != offset:
-            raise CodecError(f"AppendEntries with an entry of offset {entry.offset} where {offset} stands")
+            raise CodecError(f"AppendEntries with an entry of offset {entry.offset} in place of {offset}")
         if not epoch_before <= entry.epoch <= epoch:
             raise CodecError("AppendEntries with entries whose epochs fall, or rise above its own")
         entries.append(entry)

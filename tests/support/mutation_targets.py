@@ -43,7 +43,7 @@ from isthmus.node.http.connection import HttpConnection, SharedState, loaded_con
 from isthmus.node.http.fast_connection import connection_factory, read_whole
 from isthmus.node.http.responses import RequestRefused
 from isthmus.queues import wire as fetch
-from isthmus.queues.counters_wire import ToldCounters, decode_counters, encode_counters
+from isthmus.queues.counters_wire import HeldCountersMessage, decode_counters, encode_counters
 from isthmus.queues.cursors import CursorState, decode_soft, decode_state, encode_soft, encode_state
 from isthmus.queues.filters import parse_filter
 from isthmus.queues.gaps import QueueGap
@@ -364,7 +364,7 @@ def _cluster_targets() -> Iterator[MutationTarget]:
     large = reply._replace(items=items * 20)
     zipped = fetch.encode_reply(large, fetch.ZSTD)
     yield MutationTarget("compressed fetch answers", (zipped,), fetch.decode_reply, Encoding.MSGPACK)
-    told = ToldCounters(UUID, "west", {UUID + bytes(4): 1 << 44, UUID + bytes(11) + b"\1": 1 << 63})
+    told = HeldCountersMessage(UUID, "west", {UUID + bytes(4): 1 << 44, UUID + bytes(11) + b"\1": 1 << 63})
     filtered = told._replace(filter="any, !buckettype:b")
     yield MutationTarget(
         "told counters", tuple(map(encode_counters, (told, filtered))), decode_counters, Encoding.MSGPACK

@@ -547,7 +547,7 @@ async def actors_renewed(at: Recording) -> None:
     await at.healthy()
     services = east.nodes["n1"].services
     place = next(iter(services.runtime.partitions.values()))
-    services.witness.renewal.told({place.actor: place.replica.epoch << OFFSET_BITS | 1_000_000}, "west")
+    services.witness.renewal.learn({place.actor: place.replica.epoch << OFFSET_BITS | 1_000_000}, "west")
     await at.scrape(8)
 
 

@@ -115,7 +115,7 @@ async def test_a_cluster_put_back_by_snapshots_writes_as_another_actor(
     async with start_node(tmp_path / "then", snapshot) as east:
         renewal = witness(east).renewal
         others = {p: east.controller.records[p] for p in east.controller.records if p != partition}
-        renewal.told({actor: counter for actor, counter, _ in lost}, "west")
+        renewal.learn({actor: counter for actor, counter, _ in lost}, "west")
         fresh = decode_clock(await put(east, b"k", b"since"))
         await eventually(lambda: renewal.count == 1)
         record = east.controller.records[partition]
@@ -126,7 +126,7 @@ async def test_a_cluster_put_back_by_snapshots_writes_as_another_actor(
         assert [(made.partition, made.cluster) for made in renewal.renewals] == [(partition, "west")]
         assert all(east.controller.records[p].incarnation == 0 for p in others)
         assert unclean_elections(east.controller.records) == {}, "no operator went on without a copy"
-        renewal.told({actor: counter for actor, counter, _ in lost}, "west")
+        renewal.learn({actor: counter for actor, counter, _ in lost}, "west")
         await put(east, b"k")
         assert renewal.count == 1, "counters of an earlier incarnation say nothing about this one"
         await renewal.stop()
@@ -142,11 +142,11 @@ async def test_counters_that_the_log_has_change_nothing(
     for turn in range(3):
         async with start_node(tmp_path, ensemble) as east:
             renewal = witness(east).renewal
-            renewal.told(held, "west")
+            renewal.learn(held, "west")
             for number in range(20):
                 for actor, counter, _ in decode_clock(await put(east, b"k%d of %d" % (number, turn))):
                     held[actor] = max(counter, held.get(actor, 0))
-            renewal.told({**held, actor_of(WEST, 0): 1 << 63}, "west")
+            renewal.learn({**held, actor_of(WEST, 0): 1 << 63}, "west")
             await put(east, b"k of %d" % turn)
             assert renewal.count == 0
             assert {record.incarnation for record in east.controller.records.values()} == {0}
@@ -164,7 +164,7 @@ async def test_a_new_leader_learns_what_was_told_before(
         await t.level()
         renewals = [witness(member).renewal for member in t.followers()]
         for renewal in renewals:
-            renewal.told({actor_of(UUID, 0): pack_counter(1, 900)}, "west")
+            renewal.learn({actor_of(UUID, 0): pack_counter(1, 900)}, "west")
         assert not any(renewal.count for renewal in renewals)
         await t.kill(leader.node)
         await eventually(lambda: any(renewal.count for renewal in renewals))
@@ -222,7 +222,7 @@ async def test_a_renewal_that_meets_a_change_of_leadership_ends_the_refusals(
             return replace(record, leader=None) if stale == "no leader" else replace(record, epoch=record.epoch + 1)
 
         monkeypatch.setattr(east.metastore, "synced_record", synced_record)
-        renewal.told({actor: counter + 100 for actor, counter, _ in lost}, "west")
+        renewal.learn({actor: counter + 100 for actor, counter, _ in lost}, "west")
         await eventually(lambda: asked > 0)
         await put(east, b"k")
         assert renewal.count == 1
@@ -248,7 +248,7 @@ async def test_a_renewal_whose_outcome_was_unknown_is_named(
             return written
 
         monkeypatch.setattr(east.metastore, "write_record", write_record)
-        renewal.told({actor: counter + 100 for actor, counter, _ in lost}, "west")
+        renewal.learn({actor: counter + 100 for actor, counter, _ in lost}, "west")
         await eventually(lambda: renewal.count == 1)
         await put(east, b"k")
         assert [made.cluster for made in renewal.renewals] == ["west"]
@@ -263,10 +263,10 @@ async def test_partition_ids_that_another_cluster_knows_are_not_given_again(
 
     async with start_node(tmp_path, MemoryEnsemble()) as east:
         renewal: ActorRenewal = witness(east).renewal
-        renewal.told({actor_of(UUID, 3): 1 << 50}, "west")
+        renewal.learn({actor_of(UUID, 3): 1 << 50}, "west")
         before = (await PARTITIONS_COUNTER.read(east.metastore)).next
-        renewal.told({actor_of(UUID, (1 << 32) - 1): 1 << 50}, "west")  # forged: no id would be left above it
-        renewal.told({actor_of(UUID, before + 6): 1 << 50}, "west")
+        renewal.learn({actor_of(UUID, (1 << 32) - 1): 1 << 50}, "west")  # forged: no id would be left above it
+        renewal.learn({actor_of(UUID, before + 6): 1 << 50}, "west")
 
         async def advanced() -> bool:
             return (await PARTITIONS_COUNTER.read(east.metastore)).next != before
@@ -315,9 +315,9 @@ async def test_made_up_actors_hide_no_loss(tmp_path: Path, start_node: NodeFacto
 
     async with start_node(tmp_path, MemoryEnsemble()) as east:
         renewal = witness(east).renewal
-        renewal.told({actor_of(UUID, 0, made_up): 1 << 50 for made_up in range(1, 70_000)}, "west")
+        renewal.learn({actor_of(UUID, 0, made_up): 1 << 50 for made_up in range(1, 70_000)}, "west")
         assert renewal.count == 0
         lost = pack_counter(east.partition().replica.epoch, 900)
-        renewal.told({east.partition().actor: lost}, "west")
+        renewal.learn({east.partition().actor: lost}, "west")
         await eventually(lambda: renewal.count == 1)
         await renewal.stop()

@@ -192,8 +192,8 @@ def hostile_forwards() -> list[tuple[str, AppendEntries | list[Any]]]:
     good = AppendEntries(2, 1, 5, 1, 0, 0, 1, ("a",), entries)
     fields = unpacked(list_head(1) + bytes_of(1, good))[0]
     return [
-        ("offset 5 where 6 stands", good._replace(start=6)),
-        ("offset 7 where 6 stands", good._replace(entries=(entries[0], entries[2]))),
+        ("offset 5 in place of 6", good._replace(start=6)),
+        ("offset 7 in place of 6", good._replace(entries=(entries[0], entries[2]))),
         ("epochs fall", good._replace(before=3, epoch=3)),
         ("rise above its own", good._replace(epoch=1)),
         ("belong to no entry", [*fields[:11], fields[11] + b"x", fields[12]]),

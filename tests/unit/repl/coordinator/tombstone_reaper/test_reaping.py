@@ -666,7 +666,7 @@ async def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> Non
             await w.wait_for_wait_reason("replica n2 is not in sync")
             w.sync("n1", "n2")
             await w.wait_until_removed()
-        assert w.reapers["n1"].told_count == taken
+        assert w.reapers["n1"].announced_count == taken
         assert w.reapers["n1"].reaped_count == taken
         assert [r.outcome for r in await coordinator.push([PushItem(KEY, OTHER, later)])] == ["applied"]
         assert [r.outcome for r in await coordinator.push([leaving])] == ["superseded"]

@@ -346,7 +346,7 @@ def test_a_hole_at_the_end_of_an_old_file_is_found_by_the_next_one() -> None:
     log = open_log(left)
     assert log.recovered()[0].damage == ""
     assert log.recovered()[1].leo == lost
-    assert log.recovered()[1].damage.endswith(f"({FIRST} at byte {frame.position}: nothing stands from here on)")
+    assert log.recovered()[1].damage.endswith(f"({FIRST} at byte {frame.position}: no entry is valid from here on)")
     log.close()
     assert found_in(left)[1] == (lost, True)
 
