@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -180,6 +181,18 @@ class Nodes:
         if queue["waiting"] is None or queue["in_flight"] is None:
             return None
         return int(queue["waiting"]) + int(queue["in_flight"])
+
+    def wait_settled(self, name: str, timeout_s: float = 60.0) -> None:
+        """Wait until the cluster of a node has its leaders where they stand without load. Raises BenchFailed."""
+        began_s, status = time.perf_counter(), {}
+        while time.perf_counter() - began_s < timeout_s:
+            with suppress(CommandFailed):
+                status = self.admin[name].get("/admin/leaders")
+                goal = status.get("goal") or {"by_load": False}
+                if status["state"] == "balanced" and not (goal["by_load"] and goal["nodes"] > 1):
+                    return
+            time.sleep(0.5)
+        raise BenchFailed(f"leaders of {name}'s cluster do not come to rest: {status}")
 
     def wait_drained(self, name: str, timeout_s: float, poll_s: float = 0.05) -> float:
         """Wait until a node's queue is empty; return the seconds. Raises BenchFailed after `timeout_s`."""

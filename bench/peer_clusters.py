@@ -116,10 +116,12 @@ class Running:
 
 
 class Isthmus(System):
-    """Two clusters of `nodes` nodes; every node is a replica of every partition. B fetches from A."""
+    """Two clusters of `nodes` nodes; every node is a replica of every partition. B fetches from A. `even`: leaders are
+    always on all nodes."""
 
-    def __init__(self, nodes: int, partitions: int) -> None:
+    def __init__(self, nodes: int, partitions: int, *, even: bool = False) -> None:
         super().__init__()
+        self._even = even
         self._nodes_a_cluster = nodes
         self._partitions = partitions
         self._running: Nodes | None = None
@@ -127,7 +129,8 @@ class Isthmus(System):
     @property
     def title(self) -> str:
         """Nodes and partitions."""
-        return f"Isthmus {self._nodes_a_cluster} + {self._nodes_a_cluster}, {self._partitions} partitions"
+        where = ", leaders on all nodes" if self._even else ""
+        return f"Isthmus {self._nodes_a_cluster} + {self._nodes_a_cluster}, {self._partitions} partitions{where}"
 
     @property
     def nodes(self) -> Nodes:
@@ -153,6 +156,8 @@ class Isthmus(System):
             CLUSTER_B: [pids[name] for name in self.names("b")],
             ZOOKEEPER: [pid for name, pid in pids.items() if name.startswith("zookeeper")],
         }
+        for cluster in "ab":
+            self._running.wait_settled(f"{cluster}1")
 
     def topology(self) -> str:
         """The topology in the form that `isthmus local` reads."""
@@ -161,6 +166,7 @@ class Isthmus(System):
             lines += [f'[[clusters.{cluster}.nodes]]\nname = "{name}"' for name in self.names(cluster)]
             lines += [f"[clusters.{cluster}.replication]", f"partitions = {self._partitions}"]
             lines += [f"factor = {self._nodes_a_cluster}", f"min_isr = {min(2, self._nodes_a_cluster)}"]
+            lines += ['balance_by = "count"'] if self._even else []
         lines += ["[[clusters.a.queues]]", 'name = "to-b"']
         lines += ["[[clusters.b.sink.peers]]", 'cluster = "a"', 'queue = "to-b"']
         return "\n".join(lines) + "\n"

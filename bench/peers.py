@@ -34,6 +34,7 @@ from bench.visibility import VisibilityProbe, percentile
 from isthmus.repl.model.errors import IsthmusError
 
 THREE: Final = "isthmus-3"
+THREE_EVEN: Final = "isthmus-3-even"
 THREE_MANY: Final = "isthmus-3-48"
 ONE: Final = "isthmus-1"
 ONE_MANY: Final = "isthmus-1-48"
@@ -99,6 +100,7 @@ class Entry(NamedTuple):
 
 ENTRIES: Final[Mapping[str, Entry]] = {
     THREE: Entry(lambda _: Isthmus(3, PARTITIONS)),
+    THREE_EVEN: Entry(lambda _: Isthmus(3, PARTITIONS, even=True)),
     "etcd": Entry(Etcd, ETCD),
     "nats": Entry(Nats, NATS),
     THREE_MANY: Entry(lambda _: Isthmus(3, MANY_PARTITIONS)),

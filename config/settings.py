@@ -474,7 +474,12 @@ class ReplicationSettings:
     the disk; rebuilds of partitions are spread. 0: only on demand."""
 
     balance: bool = True
-    """Spread leaderships evenly without an operator. `false`: only `isthmus leader balance` does."""
+    """Move leaderships without an operator, as `balance_by` has it. `false`: only `isthmus leader balance` does, and
+    spreads them over all nodes."""
+
+    balance_by: Annotated[str, Choice("load", "count")] = "load"
+    """Where leaders stand. `load`: on as few nodes as carry the load, since fewer and larger groups of writes cost less
+    CPU, and on more as it grows; `count`: always evenly on all nodes."""
 
     # The length is a guess.
     balance_delay_ms: Annotated[int, WholeNumber(0, 1 * HOUR)] = 3_000

@@ -126,6 +126,9 @@ HELP: Final[Mapping[str, Family]] = {
         "partitions",
         ("outcome",),
     ),
+    "isthmus_leader_nodes": Family(
+        "Nodes that are to lead, as many as the load needs; reported by the controller only.", "nodes", "partitions"
+    ),
     "isthmus_leader_imbalance": Family(
         "Difference between the most and the fewest leaderships of a node; reported by the controller only.",
         "leaderships",

@@ -40,7 +40,9 @@ class LeadershipsAdmin:
         """The balance of leaderships as the controller sees it, and the plan.
 
         `state` (`balanced`, `uneven`, `leadership-balancing`), `reason`, `automatic`, `imbalance`, `leaders` by node;
-        the latter two by bucket type in `bucket_types`. `plan`: `partition`, `from`, `to`. `run`: the newest moves,
+        the latter two by bucket type in `bucket_types`. `goal`: on how many `nodes` leaders are to stand, for which
+        `reason`, `by_load` or always on all, and which share of a core each node's event loop is `busy`, null where it
+        is not known; the imbalance is that of these nodes. `plan`: `partition`, `from`, `to`. `run`: the newest moves,
         with `by`, `outcome` (empty while it runs, `done`, `failed`) and each move's `state` and `reason`. 503 if there
         is no controller.
         """

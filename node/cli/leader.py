@@ -40,15 +40,16 @@ def leader_group() -> None:
     """Look at leaders, and balance them."""
 
 
-@leader_group.command("balance", short_help="Spread leaderships evenly, with few moves.")
+@leader_group.command("balance", short_help="Move leaderships to where they should be, with few moves.")
 @DRY_RUN
 @YES
 @click.option("--wait/--no-wait", default=True, help="Follow the moves to their end (the default), or only order them.")
 @admin_query
 def balance(dry_run: bool, yes: bool, wait: bool, query: AdminCommand) -> int:
-    """Move leaderships so that nodes lead as evenly as possible, with as few moves as possible.
+    """Move leaderships so that the nodes that are to lead do so as evenly as possible, with as few moves as possible.
 
-    Shows how many partitions each node leads and each move, and asks for confirmation.
+    With `replication.balance_by = "load"` these are as few nodes as carry the load, else all. Shows how many partitions
+    each node leads and each move, and asks for confirmation.
     """
     status: Row = query.get("/admin/leaders")
     plan = objects_in(status, "plan")
@@ -101,6 +102,9 @@ def _echo_plan(status: Row, plan: list[dict[str, Any]]) -> None:
             ),
         )
     click.echo()
+    if (goal := object_in(status, "goal")).get("by_load"):
+        why = f": {goal['reason']}" if goal.get("reason") else ""
+        click.echo(f"leaders stand on {cell(goal.get('nodes'))} of {len(leaders)} nodes{why}")
     if plan:
         PLAN.echo(plan)
     elif status.get("state") == BALANCING:

@@ -75,6 +75,7 @@ def balance_options_of(settings: Settings) -> BalanceOptions:
     replication = settings.replication
     return BalanceOptions(
         automatic=replication.balance,
+        by_load=replication.balance_by == "load",
         delay_ms=replication.balance_delay_ms,
         moves=replication.balance_moves,
         cool_down_ms=replication.balance_cool_down_ms,

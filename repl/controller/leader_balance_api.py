@@ -42,7 +42,7 @@ class LeaderBalanceApi:
 
     def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
         """Handlers of requests from other nodes, by method."""
-        return {METHOD: self.answer, **self._handing_over.request_handlers()}
+        return {METHOD: self.answer, **self._handing_over.request_handlers(), **self._balancing.request_handlers()}
 
     def samples(self) -> Iterator[Sample]:
         """Samples of the balancer."""

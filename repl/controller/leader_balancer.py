@@ -1,4 +1,5 @@
-"""The leader balancer: keeps leaderships evenly spread by a few coordinated hand-overs at a time.
+"""The leader balancer: keeps leaderships evenly spread over the nodes that are to lead (`repl.controller.leader_goal`),
+by a few coordinated hand-overs at a time.
 
     resting -> waiting    leaderships are uneven, no election is under way, no node is leaving
     waiting -> resting    they are even, or a node comes, goes or is elected: the delay starts again
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -32,7 +33,9 @@ from isthmus.repl.controller.leader_balance_plan import (
     plan,
     seats,
 )
+from isthmus.repl.controller.leader_goal import LeaderGoal
 from isthmus.repl.controller.log_positions import RequestLinks
+from isthmus.repl.controller.node_loads import NodeLoads
 from isthmus.repl.isr.give_way import gave_way
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
@@ -81,10 +84,11 @@ BY_ITSELF: Final = "cluster"
 
 
 class BalanceOptions(NamedTuple):
-    """`automatic`: without an operator. The others are the settings of [replication] that begin with `balance_`, and
-    `handover_timeout`."""
+    """`automatic`: without an operator. `by_load`: on as few nodes as carry the load, else always on all. The others
+    are the settings of [replication] that begin with `balance_`, and `handover_timeout`."""
 
     automatic: bool = True
+    by_load: bool = False
     delay_ms: int = 3_000
     moves: int = 4
     cool_down_ms: int = 10_000
@@ -141,6 +145,7 @@ class LeaderBalancer:
         self._own = own
         self._wake = wake
         self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
+        self._loads = NodeLoads(node, links, wake)
         self._numbers = 0
         self._moved = {"done": 0, "failed": 0}
         self._forget()
@@ -160,6 +165,8 @@ class LeaderBalancer:
         self._members: frozenset[tuple[str, int]] = frozenset()
         self._uneven_since_ms: int | None = None
         self._active = False
+        self._goal = LeaderGoal()
+        self._loads.forget()
         self.run: BalanceRun | None = None
         """The newest run of this controller."""
         self.reason = ""
@@ -188,19 +195,34 @@ class LeaderBalancer:
         self._note_epochs(now_ms)
         self._note_rests(now_ms)
         self._end_moves(now_ms)
+        loads_ms = self._look_at_loads(now_ms)
         members = frozenset((each.node, each.session_id) for each in registrations.values())
         if members != self._members:
             self._members, self._uneven_since_ms = members, None
         if self._moving:
             return min(max(1, each.until_ms - now_ms) for each in self._moving.values())
         if busy:
-            return IDLE_MS
+            return loads_ms
         obstacle = self._obstacle()
         if obstacle:
             self.reason, self._uneven_since_ms = obstacle, None
             self._end_run(f"interrupted: {obstacle}")
+            return loads_ms
+        return min(loads_ms, self._advance(now_ms))
+
+    def _look_at_loads(self, now_ms: int) -> int:
+        """Decide on how many nodes leaders stand; returns the milliseconds until the loads are asked for again."""
+        if not (self.options.by_load and self.options.automatic):
             return IDLE_MS
-        return self._advance(now_ms)
+        live = self._registrations.keys() - self._drained
+        until_ms = self._loads.look(live, now_ms)
+        leaders = {record.leader.node for record in self._records.values() if record.leader is not None}
+        leading = set() if self._obstacle() else leaders & live
+        before = self._goal.count
+        self._goal.look(self._loads.known(live, now_ms), leading, now_ms)
+        if self._goal.count != before:
+            log.info("balancing.goal", nodes=self._goal.count or len(live), reason=self._goal.reason)
+        return until_ms
 
     def _advance(self, now_ms: int) -> int:
         """Nothing is under way or in the way: end, wait, or ask for the next moves."""
@@ -231,6 +253,9 @@ class LeaderBalancer:
         if running is None:
             if not self.options.automatic:
                 self.reason = "replication.balance is off: `isthmus leader balance` moves leaderships"
+                return IDLE_MS
+            if self.options.by_load and not self._goal.decided:
+                self.reason = "waits until the loads of all nodes are known"
                 return IDLE_MS
             wait_ms = self._uneven_since_ms + self.options.delay_ms - now_ms
             if wait_ms > 0:
@@ -308,7 +333,8 @@ class LeaderBalancer:
         return f"node {leaving[0]} is leaving" if leaving else ""
 
     def _seats(self, refused: Collection[tuple[int, str]] = ()) -> dict[int, LeaderAssignment]:
-        return seats(self._records, self._registrations, refused, self._drained)
+        found = seats(self._records, self._registrations, refused, self._drained)
+        return self._goal.restricted(found, {node: each.rack for node, each in self._registrations.items()})
 
     def _loads_by_type(self) -> dict[str, Counter[str]]:
         return {name: loads(found) for name, found in by_type(self._seats()).items()}
@@ -384,6 +410,10 @@ class LeaderBalancer:
             return moving.error
         return f"has not happened within {self.options.timeout_ms} ms" if now_ms >= moving.until_ms else None
 
+    def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
+        """Handlers of requests from other nodes, by method: every node tells its load to the one that balances."""
+        return self._loads.request_handlers()
+
     # -- operators --------------------------------------------------------------------------------------------
 
     def begin(self, by: str) -> None:
@@ -401,6 +431,8 @@ class LeaderBalancer:
     def status(self, now_ms: int) -> dict[str, Any]:
         """The status as JSON: the OpenAPI description lists the fields."""
         counted = loads(self._seats())
+        leaders = loads(seats(self._records, self._registrations, (), self._drained))
+        known = self._loads.known(self._registrations.keys(), now_ms) if self.options.by_load else {}
         running = self._running
         moves = self._wanted(now_ms)
         obstacle = "" if self._moving else self._obstacle()
@@ -418,7 +450,13 @@ class LeaderBalancer:
             "reason": reason,
             "automatic": self.options.automatic,
             "imbalance": imbalance(counted),
-            "leaders": dict(sorted(counted.items())),
+            "leaders": dict(sorted(leaders.items())),
+            "goal": {
+                "by_load": self.options.by_load and self.options.automatic,
+                "nodes": self._goal.count or len(leaders),
+                "reason": self._goal.reason,
+                "busy": {node: None if share is None else round(share, 3) for node, share in sorted(known.items())},
+            },
             "bucket_types": {
                 name: {"imbalance": imbalance(counts), "leaders": dict(sorted(counts.items()))}
                 for name, counts in self._loads_by_type().items()
@@ -444,6 +482,7 @@ class LeaderBalancer:
         for outcome, count in self._moved.items():
             yield "isthmus_leader_moves_total", {"outcome": outcome}, count
         if self._active:
+            yield "isthmus_leader_nodes", {}, self._goal.count or len(self._registrations)
             yield "isthmus_leader_imbalance", {}, imbalance(loads(self._seats()))
             for name, counts in self._loads_by_type().items():
                 yield "isthmus_leader_type_imbalance", {"bucket_type": name}, imbalance(counts)
@@ -451,6 +490,7 @@ class LeaderBalancer:
 
     async def stop(self) -> None:
         """Cancel the requests under way; hand-overs that have begun continue."""
+        await self._loads.stop()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -15,10 +16,11 @@ from isthmus.repl.controller.controller import Controller, OwnNode
 from isthmus.repl.controller.dynamic_options import OptionSettings
 from isthmus.repl.controller.inbox import ControllerInbox, PeerWatch, WakeUp
 from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
+from isthmus.repl.controller.node_loads import METHOD as LOADS
 from isthmus.repl.controller.promotions import Promotions
 from isthmus.repl.controller.suspicion import Suspicions
 from isthmus.repl.isr import effects as fx
-from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.errors import BadInput, NotReady
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
 from isthmus.repl.runtime.handover import METHOD as HAND_OVER
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
@@ -45,6 +47,10 @@ class FakeNode:
         """A node that answers no request."""
         self.undialled = False
         """A node that nobody can dial, but that dials the others."""
+        self.busy = 0.0
+        """Which share of a core its event loop takes."""
+        self.earlier = False
+        """A program of a version that knows no loads."""
         self.unwilling = False
         """Refuses to hand over."""
         self.handed_over: list[tuple[int, str]] = []
@@ -58,6 +64,7 @@ class FakeNode:
         self.balancer = LeaderBalancer(
             node=self.name, links=self, own=self, options=cluster.balance, wake=self.inbox.wake
         )
+        self.balancer._loads._own.share = lambda: self.busy  # type: ignore[method-assign]
         self.controller = Controller(
             self.metastore,
             OwnNode(self.name, self, self, self),
@@ -117,6 +124,10 @@ class FakeNode:
             raise NotReady(f"no connection to {node}")
         if method == HAND_OVER:
             return await other.answer(self.name, body)
+        if method == LOADS:
+            if other.earlier:
+                raise BadInput(f"{method} is not known")
+            return struct.pack("<d", other.busy)
         return await other.controller.request_handlers()[method](self.name, body)
 
     async def answer(self, node: str, body: bytes) -> bytes:

@@ -47,6 +47,7 @@ hosts = "metastore.{cluster}:2181"
 [replication]
 partitions = {partitions}
 factor = {factor}
+balance_by = "{balance_by}"
 log_file_size = "{log_file_size}"
 log_batch_size = "64KB"
 log_size = "1MB"
@@ -77,6 +78,8 @@ class Shape(NamedTuple):
     """Listeners need tokens."""
     tls: bool = False
     """Listeners and links have TLS, too."""
+    gathered: bool = False
+    """Leaders stand on as few nodes as carry the load; else always on all."""
 
     @classmethod
     def drawn(cls, random: Random) -> Shape:
@@ -193,6 +196,7 @@ def _file(
         port=CLUSTER_PORT,
         partitions=shape.partitions,
         factor=count,
+        balance_by="load" if shape.gathered else "count",
         log_file_size="64KB" if shape.bulky else "256KB",
     )
     if cluster.credentials is not None:

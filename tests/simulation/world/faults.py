@@ -27,6 +27,12 @@ RESTART_S: Final = (0.2, 1.0, 3.0, 8.0, 20.0)
 CRASHES_S: Final = 3.0
 """Within this time a process of a crash loop ends."""
 
+IDLE_SHARE: Final = 0.05
+"""Of a core, taken by a node's loop where nothing else is said."""
+
+BUSY_S: Final = (8.0, 20.0, 40.0)
+"""How long nodes are busy: below and above what makes leaders spread."""
+
 FROZEN_S: Final = (0.3, 2.0, 5.0, 12.0, 30.0)
 """Shorter and longer than the time-outs of links and sessions."""
 
@@ -188,6 +194,25 @@ async def clock_drift(doing: Doing) -> None:
     node.machine.set_drift(doing.chance.choice((0.99, 0.999, 1.001, 1.01)))
     doing.tell(f"the clocks of {node.name} run {node.machine.drift} times as fast")
     doing.heal_later(f"the clocks of {node.name} drift", lambda: node.machine.set_drift(1.0))
+
+
+# Load
+
+
+@step(StepKind.FAULT, weight=4, needs="gathered")
+async def busy(doing: Doing) -> None:
+    """The nodes of a cluster are busy for a while, so that leaders spread; then idle, so that they gather."""
+    cluster, share = doing.cluster(), doing.chance.choice((0.35, 0.7, 0.9))
+    for node in cluster.nodes.values():
+        node.machine.set_busy(share)
+
+    def idle() -> None:
+        for node in cluster.nodes.values():
+            node.machine.set_busy(IDLE_SHARE)
+
+    await for_a_while(
+        doing, f"nodes of {cluster.name} are busy for {share:.0%} of a core", idle, doing.chance.choice(BUSY_S)
+    )
 
 
 # Disks

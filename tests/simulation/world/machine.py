@@ -59,6 +59,7 @@ class VirtualMachine:
         self.drift = 1.0
         """How fast its clocks run."""
         self._drift_since_ns = self._local_ns = kernel.now_ns
+        self._busy, self._busy_since_s, self._cpu_s = 0.05, 0.0, 0.0
         self._chance = random.Random(f"{kernel.seed}/{name}")
         self._boot_id = ""
         self.ended: list[VirtualMachineProcess] = []
@@ -126,7 +127,14 @@ class VirtualMachine:
     def monotonic_s(self) -> float:
         return self.boottime_ns() / SECOND
 
-    perf_s = cpu_s = process_cpu_s = monotonic_s
+    perf_s = process_cpu_s = monotonic_s
+
+    def cpu_s(self) -> float:
+        return self._cpu_s + self._busy * (self.monotonic_s() - self._busy_since_s)
+
+    def set_busy(self, share: float) -> None:
+        """Let the loop take this share of a core from now on. What its callbacks do takes no virtual time."""
+        self._cpu_s, self._busy_since_s, self._busy = self.cpu_s(), self.monotonic_s(), share
 
     def wall_ns(self) -> int:
         return EPOCH_NS + self.boottime_ns() + self.wall_offset_ns

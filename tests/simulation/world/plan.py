@@ -69,7 +69,9 @@ def drawn(
     """The plan of a seed: `operations` of clients, `acts` of operators and machines, of which each third is a fault.
     `among`: names of steps, of which alone there are any; acts are all of the kind of which there are any."""
     random, special = Random(f"{seed}/plan"), Random(f"{seed}/features")
-    shape = Shape.drawn(random).with_features(special) if shape is None else shape
+    if shape is None:
+        shape = Shape.drawn(random).with_features(special)
+        shape = shape._replace(gathered=max(shape.nodes) > 1 and Random(f"{seed}/leaders").random() < 0.4)
     steps = []
     named = {
         kind: [name for name, each in known.items() if (name in among if among else not each.needs)]

@@ -102,3 +102,56 @@ def test_a_node_that_nobody_can_dial_settles_as_a_follower(name: str, decides: b
         assert all(len(record.isr) == 3 for record in records)
         world.network.refuse(deaf, CLUSTER_PORT, refused=False)
         world.run_until(lambda: led(world) == EVEN, 2 * SETTLES_S, "each node leads its share again")
+
+
+def test_leaders_gather_while_nodes_are_idle_and_spread_once_they_are_busy() -> None:
+    """With the shipped settings and delays: on one node within half a minute, on all within half a minute of load, and
+    back; writes at any node succeed meanwhile. The status names the load."""
+    with World("gathered", Shape((3,), 6, gathered=True)) as world:
+        world.start()
+        cluster = world.clusters["east"]
+
+        async def written() -> None:
+            for number in range(400):
+                path = f"/types/default/buckets/b/keys/{number}"
+                answer = await ask(cluster.address(1 + number % 3), HTTP_PORT, "PUT", path, {})
+                assert answer.status == 204, answer
+                await asyncio.sleep(0.25)
+
+        async def goal() -> dict[str, Any]:
+            answer = await ask(cluster.address(2), ADMIN_PORT, "GET", "/admin/leaders")
+            found: dict[str, Any] = answer.document["goal"]
+            return found
+
+        def alone() -> bool:
+            return list(led(world).values()) == [6]
+
+        writing = world.clients.loop.create_task(written())
+        world.run_until(alone, SETTLES_S / 2, "one node leads all")
+        (leader,) = led(world)
+        cluster.nodes[leader].machine.set_busy(0.9)
+        world.run_until(lambda: led(world) == EVEN, SETTLES_S / 2, "each node leads its share")
+        asked = world.clients.loop.create_task(goal())
+        world.run_until(asked.done, SETTLES_S, "the status")
+        assert asked.result()["nodes"] == 3
+        assert asked.result()["reason"].startswith(f"{leader} was busy for ")
+        cluster.nodes[leader].machine.set_busy(0.02)
+        world.run_until(alone, SETTLES_S, "one node leads all again")
+        world.run_until(writing.done, 3 * SETTLES_S, "all is written")
+        writing.result()
+
+
+def test_nothing_moves_when_the_leader_of_all_dies_and_comes_back() -> None:
+    """The others are elected, and gather on one of themselves; the node that is back follows."""
+    with World("gathered and killed", Shape((3,), 6, gathered=True)) as world:
+        world.start()
+        cluster = world.clusters["east"]
+        world.run_until(lambda: list(led(world).values()) == [6], SETTLES_S, "one node leads all")
+        (first,) = led(world)
+        cluster.nodes[first].machine.kill()
+        world.run_until(lambda: led(world).total() == 6 and first not in led(world), SETTLES_S, "others lead")
+        cluster.nodes[first].start()
+        world.run_until(lambda: list(led(world).values()) == [6], 2 * SETTLES_S, "one of them leads all")
+        assert first not in led(world)
+        world.kernel.run_for(120.0)
+        assert first not in led(world)

@@ -225,6 +225,11 @@ function shownLeaders(answer, done) {
       },
     ], Object.entries(answer.leaders)),
     facts([
+      ["Leads from", `${quantity(answer.goal.nodes, "node")} of ${count(Object.keys(answer.leaders).length)}`],
+      [
+        "Why so many",
+        answer.goal.by_load ? answer.goal.reason || "the load is not known yet" : "leaders stand on all nodes",
+      ],
       ["Imbalance", count(answer.imbalance)],
       ["Balances by itself", answer.automatic ? "yes" : "no"],
       ["Planned now", quantity(answer.plan.length, "move")],

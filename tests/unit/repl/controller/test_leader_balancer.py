@@ -364,3 +364,67 @@ async def test_each_further_time_the_rest_is_twice_as_long_up_to_a_limit() -> No
     look.balancer.look(look.records, look.registrations, at_ms, busy=True)
     look.give_way(at_ms)
     assert look.balancer._resting(at_ms) == {"n3": at_ms + REST_MIN_MS}
+
+
+BY_LOAD = QUICK._replace(by_load=True)
+
+
+def leads_alone(cluster: Cluster) -> str:
+    """The node that leads all twelve partitions; "" if several lead."""
+    leads = +cluster.leads()
+    return next(iter(leads)) if cluster.online() and len(leads) == 1 and sum(leads.values()) == 12 else ""
+
+
+async def test_leaders_gather_on_one_node_while_the_load_is_low_and_spread_as_it_grows() -> None:
+    """Eight of twelve leaderships move to a node that leads four; the status says why; once its loop is busy all three
+    lead four each. A node that is killed and comes back meanwhile moves none."""
+
+    async with running(TWELVE, 1, 2, 3, balance=BY_LOAD) as cluster:
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        await eventually(lambda: leads_alone(cluster), timeout_s=60)
+        assert sum(len(node.handed_over) for node in cluster.living) == 8
+        balancing = balancing_of(cluster)
+        await eventually(lambda: balancing.status(now_ms(cluster))["state"] == "balanced")
+        status = balancing.status(now_ms(cluster))
+        assert status["goal"] == {
+            "by_load": True,
+            "nodes": 1,
+            "reason": "all nodes together were busy for 0% of a core",
+            "busy": {"n1": 0.0, "n2": 0.0, "n3": 0.0},
+        }
+        assert sorted(status["leaders"].values()) == [0, 0, 12]
+        assert status["imbalance"] == 0
+        leader = cluster.nodes[leads_alone(cluster)]
+        leader.busy = 0.8
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"), timeout_s=60)
+        goal = balancing_of(cluster).status(now_ms(cluster))["goal"]
+        assert (goal["nodes"], goal["reason"]) == (3, f"{leader.name} was busy for 80% of a core")
+
+
+async def test_a_gathered_leader_that_dies_is_followed_by_another_one() -> None:
+    """All partitions get leaders, which gather again; when the node is back, nothing moves."""
+
+    async with running(TWELVE, 1, 2, 3, balance=BY_LOAD) as cluster:
+        await eventually(lambda: leads_alone(cluster), timeout_s=60)
+        first = leads_alone(cluster)
+        again = await come_back(cluster, int(first[1:]))
+        await eventually(lambda: leads_alone(cluster) and leads_alone(cluster) != first, timeout_s=60)
+        await asyncio.sleep(120)
+        assert leads_alone(cluster) not in ("", again.name)
+        assert again.handed_over == []
+
+
+async def test_leaders_stay_even_beside_a_node_of_an_earlier_version() -> None:
+    """It tells no load, so that it may be busy; the reason names it."""
+
+    async with running(TWELVE, 1, 2, 3, balance=BY_LOAD) as cluster:
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        (controller,) = cluster.decides()
+        earlier = next(node for node in cluster.living if node.name != controller)
+        earlier.earlier = True
+        balancing_of(cluster)._loads.forget()
+        await asyncio.sleep(120)
+        assert even(cluster, "n1", "n2", "n3")
+        goal = balancing_of(cluster).status(now_ms(cluster))["goal"]
+        assert (goal["nodes"], goal["reason"]) == (3, f"the load of {earlier.name} is not known")
+        assert goal["busy"][earlier.name] is None
