@@ -16,7 +16,18 @@ from bench.figures import CpuTime
 from bench.loadgen import LEADER, SPREAD, Phase, Result
 from bench.nodes import BenchFailed, LoadProcess
 from bench.peer_clusters import CLUSTER_A, CLUSTER_B, Isthmus, Program, Servers, System, parse_version
-from bench.peers import BATCHES, SINGLES, THREE, THREE_MANY, Comparison, Sample, figures_of, installed
+from bench.peers import (
+    BATCHES,
+    SINGLES,
+    THREE,
+    THREE_EVEN,
+    THREE_MANY,
+    Comparison,
+    LagSample,
+    Sample,
+    figure_of,
+    installed,
+)  # fmt: skip
 from isthmus.node.local.topology import parse_topology
 
 
@@ -37,14 +48,10 @@ def test_cost_is_of_both_clusters_and_of_nothing_else() -> None:
 def test_the_round_with_the_median_cost_is_shown_with_all_others_beside() -> None:
     """Cost and rate are of one round; rate counts the time until the second cluster has everything."""
     rounds = [sample(9.0, 0.0), sample(20.0, 20.0), sample(2.0, 1.0)]
-    cost, rate = figures_of(THREE, SINGLES[0], rounds)
-    assert cost.measured == pytest.approx(9.0)
+    cost = figure_of(THREE, SINGLES[0], rounds)
+    assert cost.values["cpu_s_per_100k_all_nodes"] == pytest.approx(9.0)
     assert [cost.values[f"round_{number}_cost"] for number in (1, 2, 3)] == pytest.approx([9.0, 40.0, 3.0])
-    assert cost.target is not None
-    assert cost.target.reached(45.0)
-    assert not cost.target.reached(45.1)
-    assert rate.measured == pytest.approx(100_000 / 11)
-    assert [figure.target for figure in figures_of("etcd", SINGLES[0], rounds)] == [None]
+    assert cost.rate == pytest.approx(100_000 / 11)
 
 
 def test_systems_are_compared_round_by_round() -> None:
@@ -54,6 +61,7 @@ def test_systems_are_compared_round_by_round() -> None:
         (THREE, SINGLES[0]): [sample(10.0, 90.0), sample(30.0, 70.0), sample(40.0, 60.0)],
         ("etcd", SINGLES[0]): [sample(10.0), sample(20.0), sample(10.0)],
         (THREE_MANY, SINGLES[0]): [sample(55.0, 55.0), sample(60.0, 60.0), sample(50.0, 50.0)],
+        (THREE_EVEN, SINGLES[0]): [sample(50.0, 150.0, seconds=20.0), *[sample(100.0, 100.0, seconds=20.0)] * 2],
         (THREE, BATCHES): [sample(1.0, 1.0)],
         ("nats", BATCHES): [sample(2.0, 3.0)],
     }
@@ -61,13 +69,32 @@ def test_systems_are_compared_round_by_round() -> None:
     assert {work: figure.measured for work, figure in compared.items()} == pytest.approx(
         {
             "isthmus-3 against etcd: PUT, 32 clients": 1.5,
+            "isthmus-3 against isthmus-3-even: PUT, 32 clients": 2.0,
             "isthmus-3-48 against isthmus-3: PUT, 32 clients": 1.1,
             "isthmus-3 against nats: batches of 100, 8 clients": 0.4,
         }
     )
-    assert [figure.target for figure in compared.values()] == [peers.AGAINST_ETCD, peers.MORE_PARTITIONS, None]
+    assert [figure.target for figure in compared.values()] == [
+        peers.AGAINST_ETCD[SINGLES[0]], peers.FASTER_THAN_EVEN[SINGLES[0]], peers.MORE_PARTITIONS, None
+    ]  # fmt: skip
     values = compared["isthmus-3 against etcd: PUT, 32 clients"].values
     assert (values["least"], values["most"]) == pytest.approx((1.0, 4.0))
+
+
+def test_lags_are_compared_round_by_round() -> None:
+    """With leaders where the load needs them against leaders on all nodes, at the median and at p99."""
+    comparison = Comparison(1.0, 1, LEADER, None)
+    comparison.lags = {
+        THREE: [LagSample("a", 9, 1.0, 2.0, 30.0, 0, 0, 0, 0, {}, 1.0)],
+        THREE_EVEN: [LagSample("b", 9, 1.0, 4.0, 20.0, 0, 0, 0, 0, {}, 1.0)],
+    }
+    compared = {figure.work: figure for figure in comparison.figures() if " against " in figure.work}
+    assert {work: figure.measured for work, figure in compared.items()} == pytest.approx(
+        {"isthmus-3 against isthmus-3-even: lag p50": 0.5, "isthmus-3 against isthmus-3-even: lag p99": 1.5}
+    )
+    assert [one.target is not None and one.target.reached(one.measured or 0) for one in compared.values()] == [
+        True, False
+    ]  # fmt: skip
 
 
 class FakeSystem(System):
@@ -116,6 +143,32 @@ def test_all_phases_have_clients_of_the_kind_that_the_output_names(
     assert [phase.clients for phase in system.phases] == [clients] * (1 + len(peers.WORKS))
     table = CliRunner().invoke(peers.main, ["--rounds", "1", *options])
     assert f"peers, clients {clients}, sharing 1 on " in table.output
+
+
+def test_a_short_run_takes_turns_load_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All systems are up at once; each round has every load on every one, in alternating order."""
+    order: list[tuple[str, str, int]] = []
+
+    class Named(FakeSystem):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def run(self, phase: Phase) -> Result:
+            order.append((self.name, phase.kind, phase.connections))
+            return super().run(phase)
+
+    entries = {name: peers.Entry(lambda _, name=name: Named(name)) for name in (THREE, "etcd")}  # type: ignore[misc]
+    monkeypatch.setattr(peers, "ENTRIES", entries)
+    monkeypatch.setattr(peers, "SETTLE_S", 0.0)
+    monkeypatch.setattr(peers.signal, "signal", lambda *_: None)
+    printed = CliRunner().invoke(peers.main, ["--short", "--json"])
+    assert printed.exit_code == 0, printed.output
+    works = [(work.kind, work.connections) for work in peers.WORKS]
+    assert [(kind, count) for name, kind, count in order[2:] if name == THREE] == works * peers.SHORT_ROUNDS
+    assert [name for name, _, _ in order[2:6]] == [THREE, "etcd", "etcd", THREE]
+    ratios = [one for one in json.loads(printed.stdout)["figures"] if "against" in one["work"]]
+    assert len(ratios) == len(peers.WORKS)
 
 
 def test_a_server_that_is_not_installed_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
