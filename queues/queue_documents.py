@@ -258,11 +258,21 @@ class CursorCommand(Struct, frozen=True):
         """Whether `other` is this command, made once more: only versions differ."""
         return _without_versions(self) == _without_versions(other)
 
+    def has_released(self, command: CursorCommand) -> bool:
+        """Whether the release `command` is this command, or the newest release before it: the same act at the same
+        time, whatever followed."""
+        release = self if self.what == RELEASED else self.released
+        return release is not None and _act(release) == _act(command)
+
     def as_dict(self) -> dict[str, Any]:
         """For listings, with the number of positions instead of the positions."""
         released = None if self.released is None else self.released.as_dict()
         plain: dict[str, Any] = msgspec.to_builtins(replaced(self, positions=(), released=None))
         return {**plain, "positions": len(self.positions), "released": released}
+
+
+def _act(command: CursorCommand) -> tuple[str, int, str, int, str]:
+    return command.what, command.start_ms, command.by, command.at_ms, command.reason
 
 
 def _without_versions(command: CursorCommand) -> CursorCommand:

@@ -273,12 +273,12 @@ class QueueStore:
 
         def released(values: JoinedValues) -> JoinedValues:
             owner, before = values[paths.owner], values[paths.command]
-            new = commanded(before, command, None, seen)
+            if before is not None and before.has_released(command):
+                return values  # written already, and the answer was lost: another cluster may own the queue by now
             if owner is None or not owner.cluster:
-                if new is before:
-                    return values  # written already, and the answer was lost
                 raise BadInput(f"queue {name!r} has no owner")
             ownerless = QueueOwner(b"", "", owner.version + 1, act.at_ms, act.by, owner.cluster)
+            new = commanded(before, command, None, seen)
             return values.replaced(paths.command, new).replaced(paths.owner, ownerless)
 
         await self._change(paths.settings, released)
@@ -323,6 +323,7 @@ class QueueStore:
         to 0."""
         paths = QueuePaths(name)
         limits = {key: value for key, value in values.items() if key not in _OFFER}
+        offered = limits.keys() != values.keys()
         checked_settings(name, {key: value for key, value in values.items() if value is not None})
 
         def unreadable(error: CodecError) -> None:
@@ -335,6 +336,8 @@ class QueueStore:
         def changed(found: JoinedValues) -> JoinedValues:
             if limits or default:
                 found = changed_one(paths.limits, limited, unreadable)(found)
+            if not (offered or default or again):
+                return found  # limits alone, also while the command cannot be read
             before = found[paths.command]
             offer = _offer(
                 settings, None if before is None else before.change, values, act, default=default, again=again
@@ -460,8 +463,8 @@ class QueueStore:
         paths = QueuePaths(name)
         with metastore_errors():
             found = await paths.bulk.read(self._metastore)
-        marks, lost = found[paths.held], found.data(paths.lost)
-        definition = (await self._definitions_now()).get(name) if marks or lost else None
+        marks, is_lost = found[paths.held], bool(found.error(paths.lost) or found[paths.lost])
+        definition = (await self._definitions_now()).get(name) if marks or is_lost else None
         delisted = definition is not None and definition.settings is None
         if delisted:
             # Only what was read before the queue was found to be delisted: one that is registered again meanwhile

@@ -308,6 +308,21 @@ async def test_marks_of_a_delisted_queue_are_deleted() -> None:
         await queue_node.close()
 
 
+async def test_a_delisted_queue_is_emptied_once() -> None:
+    """Documents that are apart stay, with nothing in them: a later sweep has nothing to remove and to report."""
+    metastore = MemoryMetastore()
+    await metastore.start(lambda _state: None)
+    store, act = QueueStore(metastore, {}), AuditInfo("ann", 5, "because")
+    await store.register("q", {}, 0, act)
+    await store.set_marks("q", "e2", [BulkMark("e2", 2, 7, 5)])
+    await store.record_crash("q", "e2", 6)
+    await store.set_marks("q", "e3", [BulkMark("e3", 2, 7, 5)])
+    await store.delist("q", act)
+    assert await store.marks_of_other("q") == ((BulkMark("e3", 2, 7, 5),), True)
+    assert await metastore.get(path_of("q", "held")) is not None
+    assert await store.marks_of_other("q") == ((), False)
+
+
 async def test_marks_of_a_queue_delisted_while_the_metastore_fails_are_deleted() -> None:
     """The loss could not be recorded: its mark is deleted nevertheless, and this node keeps nothing of the queue."""
 

@@ -10,12 +10,12 @@ import pytest
 
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import GapChoice
-from isthmus.queues.queue_documents import DEFINITIONS_PATH, PUBLISHING, SERVING
+from isthmus.queues.queue_documents import DEFINITIONS_PATH, PUBLISHING, SERVING, QueueOwner
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.coordinator.routing import LEADER_WAIT_S
-from isthmus.repl.metastore.port import ConditionalWrite, Precondition, Unavailable, Versioned
+from isthmus.repl.metastore.port import Ambiguous, ConditionalWrite, Precondition, Unavailable, Versioned
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
@@ -294,6 +294,38 @@ async def test_a_release_whose_answer_is_lost_is_made_once() -> None:
         assert queue.stored.command is not None
         assert queue.stored.command.version == 1
         assert await queue_node.drain(cluster=THIRD) == [b"a"]
+
+
+@pytest.mark.parametrize("placed", [False, True])
+async def test_a_release_whose_answer_is_lost_does_not_release_the_next_owner(placed: bool) -> None:
+    """The intended next owner fetches many times a second, and takes the queue before the release is repeated: it keeps
+    the queue, also if another command has followed."""
+
+    async with audited_node() as queue_node:
+        queue_node.put(b"a")
+        await queue_node.drain()
+        metastore, store = queue_node.metastore, queue_node.queues.queue_store
+        put_all = metastore.put_all
+
+        async def lost(writes: Collection[ConditionalWrite], unmoved: Collection[Precondition] = ()) -> None:
+            metastore.put_all = put_all  # type: ignore[method-assign]
+            await put_all(writes, unmoved)
+            next_owner = QueueOwner(THIRD, "third", 1, 9, "n3")
+            await store.take_ownership("q", next_owner, lambda owner: not owner.cluster)
+            if placed:
+                await store.place("q", ((P, 0),), ACT)
+            raise Ambiguous("the answer was lost")
+
+        metastore.put_all = lost  # type: ignore[method-assign]
+        await queue_node.acts.release("q", 0, audit_info(queue_node))
+        (queue,) = queue_node.served()
+        assert queue.stored.owner is not None
+        assert queue.stored.owner.cluster == THIRD
+        assert queue.stored.command is not None
+        assert queue.stored.command.version == 1 + placed
+        await queue_node.acts.release("q", 0, ACT)  # another act, which releases the next owner
+        with pytest.raises(BadInput, match="no owner"):
+            await queue_node.acts.release("q", 0, ACT._replace(reason="once more"))
 
 
 async def test_a_filter_and_limits_are_one_write_and_are_made_once() -> None:

@@ -144,6 +144,27 @@ async def test_a_damaged_setting_hides_no_other_and_stops_serving_at_a_start(nam
 
 
 @pytest.mark.logs_errors("queue.metastore_value_unreadable")
+async def test_limits_are_set_beside_a_command_that_cannot_be_read() -> None:
+    """They need nothing of it, and it stays as it is; a filter, which a command changes, is refused."""
+    ensemble = MemoryEnsemble()
+    queue_node = await joined_node(ensemble)
+    await queue_node.acts.throttle("q", Rates(0, 5), ACT)
+    found = ensemble.read(PATHS.settings.path)
+    assert found is not None
+    ensemble.set(PATHS.settings.path, found[0].replace(b'"rates":', b'"decree":{"x":1},"rates":'), found[1].version)
+    await queue_node.acts.change_settings("q", {"queue_limit_count": 7}, ACT)
+    (queue,) = queue_node.served()
+    assert queue.stored.limits is not None
+    assert queue.stored.limits.values == {"queue_limit_count": 7}
+    after = ensemble.read(PATHS.settings.path)
+    assert after is not None
+    assert b'"decree":{"x":1}' in after[0]
+    with pytest.raises(CodecError, match="decree"):
+        await queue_node.acts.change_settings("q", {"filter": "any"}, ACT)
+    await queue_node.close()
+
+
+@pytest.mark.logs_errors("queue.metastore_value_unreadable")
 async def test_a_joined_document_that_is_damaged_as_a_whole_stops_the_queue_at_a_start() -> None:
     """The node serves nothing, names the document once, and refuses acts, which would end what nobody could read. Once
     it can be read again, the queue goes on by itself."""
