@@ -44,8 +44,11 @@ class LoopLoad:
         """(monotonic s, CPU s of the thread) of earlier looks, at least a second apart."""
 
     def share(self) -> float:
-        """0 to 1; 0 at the first look."""
+        """0 to 1; 0 at the first look, and at one so long after the last that the share between would be of the
+        past."""
         now_s, cpu_s = machine().monotonic_s(), machine().cpu_s()
+        if self._seen and now_s - self._seen[-1][0] > 2 * SPAN_S:
+            self._seen.clear()
         while len(self._seen) > 1 and now_s - self._seen[1][0] >= SPAN_S:
             self._seen.popleft()
         since_s, since_cpu_s = self._seen[0] if self._seen else (now_s, cpu_s)
