@@ -130,12 +130,13 @@ HELP: Final[Mapping[str, Family]] = {
         "Nodes that are to lead, as many as the load needs; reported by the controller only.", "nodes", "partitions"
     ),
     "isthmus_leader_imbalance": Family(
-        "Difference between the most and the fewest leaderships of a node; reported by the controller only.",
+        "Difference between the most and the fewest leaderships of the nodes that are to lead; reported by the "
+        "controller only.",
         "leaderships",
         "partitions",
     ),
     "isthmus_leader_type_imbalance": Family(
-        "Difference between the most and the fewest leaderships of a node in one bucket type.",
+        "Difference between the most and the fewest leaderships of the nodes that are to lead, in one bucket type.",
         "leaderships",
         "partitions",
         ("bucket_type",),

@@ -217,11 +217,13 @@ class LeaderBalancer:
         live = self._registrations.keys() - self._drained
         until_ms = self._loads.look(live, now_ms)
         leaders = {record.leader.node for record in self._records.values() if record.leader is not None}
-        leading = set() if self._obstacle() else leaders & live
         before = self._goal.count
-        self._goal.look(self._loads.known(live, now_ms), leading, now_ms)
+        self._goal.look(self._loads.known(live, now_ms), () if self._obstacle() else leaders, now_ms)
         if self._goal.count != before:
             log.info("balancing.goal", nodes=self._goal.count or len(live), reason=self._goal.reason)
+        resting = {(partition, node) for node in self._resting(now_ms) for partition in self._records}
+        racks = {node: each.rack for node, each in self._registrations.items()}
+        self._goal.choose(seats(self._records, self._registrations, resting, self._drained), racks)
         return until_ms
 
     def _advance(self, now_ms: int) -> int:
@@ -333,8 +335,7 @@ class LeaderBalancer:
         return f"node {leaving[0]} is leaving" if leaving else ""
 
     def _seats(self, refused: Collection[tuple[int, str]] = ()) -> dict[int, LeaderAssignment]:
-        found = seats(self._records, self._registrations, refused, self._drained)
-        return self._goal.restricted(found, {node: each.rack for node, each in self._registrations.items()})
+        return self._goal.restricted(seats(self._records, self._registrations, refused, self._drained))
 
     def _loads_by_type(self) -> dict[str, Counter[str]]:
         return {name: loads(found) for name, found in by_type(self._seats()).items()}
@@ -453,7 +454,7 @@ class LeaderBalancer:
             "leaders": dict(sorted(leaders.items())),
             "goal": {
                 "by_load": self.options.by_load and self.options.automatic,
-                "nodes": self._goal.count or len(leaders),
+                "nodes": len(self._goal.nodes) or len(leaders),
                 "reason": self._goal.reason,
                 "busy": {node: None if share is None else round(share, 3) for node, share in sorted(known.items())},
             },
@@ -482,7 +483,7 @@ class LeaderBalancer:
         for outcome, count in self._moved.items():
             yield "isthmus_leader_moves_total", {"outcome": outcome}, count
         if self._active:
-            yield "isthmus_leader_nodes", {}, self._goal.count or len(self._registrations)
+            yield "isthmus_leader_nodes", {}, len(self._goal.nodes) or len(self._registrations.keys() - self._drained)
             yield "isthmus_leader_imbalance", {}, imbalance(loads(self._seats()))
             for name, counts in self._loads_by_type().items():
                 yield "isthmus_leader_type_imbalance", {"bucket_type": name}, imbalance(counts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import struct
 from collections import Counter
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pytest
 from isthmus.repl.controller import controller
 from isthmus.repl.controller.bucket_types import BucketTypeSpec, DefaultType, create_bucket_type
 from isthmus.repl.controller.leader_balancer import REST_MAX_MS, REST_MIN_MS, BalanceOptions, LeaderBalancer
+from isthmus.repl.controller.node_loads import METHOD as LOADS
 from isthmus.repl.metastore.port import VersionConflict
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
@@ -277,13 +279,14 @@ async def test_a_new_controller_plans_again() -> None:
 class Look:
     """A balancer alone, given records as the controller reads them."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: BalanceOptions = QUICK) -> None:
         self.asked: list[tuple[int, str]] = []
+        self.drained: frozenset[str] = frozenset()
         self.balancer = LeaderBalancer(
             node="n9",
             links=self,
             own=self,
-            options=QUICK,
+            options=options,
             wake=lambda: None,  # type: ignore[arg-type]
         )
         nodes = ("n1", "n2", "n3")
@@ -300,7 +303,9 @@ class Look:
         return Incarnation(node, self.registrations[node].session_id)
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-        """See RequestLinks: begins every hand-over."""
+        """See RequestLinks: begins every hand-over; no node is busy."""
+        if method == LOADS:
+            return struct.pack("<d", 0.0)
         partition, _epoch, target, _timeout_ms = msgpack.unpackb(body)
         self.asked.append((partition, target))
         return b""
@@ -308,7 +313,7 @@ class Look:
     async def until(self, now_ms: int, to_ms: int) -> int:
         """Look each 100 ms of a pretended clock; returns when it asked for a hand-over first, 0 if never."""
         while now_ms < to_ms:
-            self.balancer.look(self.records, self.registrations, now_ms, busy=False)
+            self.balancer.look(self.records, self.registrations, now_ms, busy=False, drained=self.drained)
             await asyncio.sleep(0.001)
             if self.asked:
                 return now_ms
@@ -412,6 +417,41 @@ async def test_a_gathered_leader_that_dies_is_followed_by_another_one() -> None:
         await asyncio.sleep(120)
         assert leads_alone(cluster) not in ("", again.name)
         assert again.handed_over == []
+
+
+@pytest.mark.parametrize("drained", [{"n1"}, {"n1", "n2"}])
+async def test_a_new_controller_moves_leaders_off_drained_nodes(drained: set[str]) -> None:
+    """It finds all leaders on them, and one or two nodes that may lead."""
+    look = Look(BY_LOAD)
+    look.drained = frozenset(drained)
+    look.records = {p: replace(record, leader=look.leader("n1")) for p, record in look.records.items()}
+    assert await look.until(0, 10_000) > 0
+    assert not {target for _, target in look.asked} & drained
+
+
+async def test_leaders_that_were_gathered_are_not_uneven_to_a_new_controller() -> None:
+    """Before it knows the loads it plans no move, also for an operator, and says why."""
+    look = Look(BY_LOAD)
+    look.records = {p: replace(record, leader=look.leader("n1")) for p, record in look.records.items()}
+    look.balancer.look(look.records, look.registrations, 0, busy=False)
+    status = look.balancer.status(0)
+    assert (status["state"], status["plan"], status["imbalance"]) == ("balanced", [], 0)
+    assert (status["goal"]["nodes"], status["goal"]["reason"]) == (1, "the loads of all nodes are not known yet")
+    look.balancer.begin("ann")
+    assert await look.until(0, 5_000) == 0
+
+
+async def test_refused_moves_turn_the_gathering_to_no_other_node() -> None:
+    """A node that does not hand over keeps what it leads; the others' leaderships go where they began to go, once."""
+
+    async with running(TWELVE, 1, 2, 3, balance=BY_LOAD._replace(cool_down_ms=60_000)) as cluster:
+        await eventually(lambda: even(cluster, "n1", "n2", "n3"))
+        cluster.nodes["n2"].unwilling = True
+        await asyncio.sleep(600)
+        assert {node.name: len(node.handed_over) for node in cluster.living} == {"n1": 0, "n2": 0, "n3": 4}
+        cluster.nodes["n2"].unwilling = False
+        await eventually(lambda: leads_alone(cluster) == "n1", timeout_s=4_000)
+        assert cluster.nodes["n1"].handed_over == []
 
 
 async def test_leaders_stay_even_beside_a_node_of_an_earlier_version() -> None:
