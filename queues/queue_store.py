@@ -8,7 +8,7 @@ who, when and why.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -58,7 +58,7 @@ from isthmus.queues.queue_documents import (
 )
 from isthmus.queues.rate_limit import Rates
 from isthmus.repl.metastore.joined_document import JoinedDocument, JoinedValues, WatchedJoinedDocument, changed_one
-from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Precondition, Unavailable, VersionConflict
 from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument
 from isthmus.repl.model.errors import BadConfig, BadInput, CodecError, NotReady, OutcomeUnknown, Overloaded
 
@@ -132,9 +132,14 @@ class QueueStore:
         """The documents of a queue, not read yet; `wall_ms` is now."""
         return QueueDocuments(self._metastore, queue, wall_ms)
 
-    async def _change(self, joined: JoinedDocument, change: Callable[[JoinedValues], JoinedValues]) -> JoinedValues:
+    async def _change(
+        self,
+        joined: JoinedDocument,
+        change: Callable[[JoinedValues], JoinedValues],
+        conditions: Callable[[], Awaitable[Collection[Precondition]]] | None = None,
+    ) -> JoinedValues:
         with metastore_errors():
-            return (await joined.change(self._metastore, change)).values
+            return (await joined.change(self._metastore, change, conditions)).values
 
     async def _change_one(
         self,
@@ -194,8 +199,14 @@ class QueueStore:
         """Add queue `name` on all nodes. It offers changes of `start_ms` and later (0: all), or from `positions` on;
         `by_time`: see `CursorCommand`. `values` are fields of QueueSettings, all others have their defaults."""
         settings, paths = checked_settings(name, values), QueuePaths(name)
-        if name in self._in_effect(await self._definitions_now()):
-            raise BadInput(_EXISTS.format(name))  # before the command, which would move the cursors of that queue
+
+        async def undefined() -> Collection[Precondition]:
+            # A queue of this name that was registered meanwhile keeps its cursors, its owner and its marks.
+            found = await self._metastore.get(DEFINITIONS_PATH)
+            if name in self._in_effect(DEFINITIONS.decode(found)):
+                raise BadInput(_EXISTS.format(name))
+            return () if found is None else (Precondition(DEFINITIONS_PATH, found.version),)
+
         # A node that sees the queue must see where it begins, and nothing that operators, nodes and the owner of an
         # earlier queue of this name left. Alone this has no effect. The command's version comes from the clock: a
         # metastore restored from an older copy may have lost a queue of this name, and the versions of its commands.
@@ -206,8 +217,8 @@ class QueueStore:
             values = values.replaced(paths.owner, _disowned(values[paths.owner], act))
             return _unset(values, (paths.suspensions, paths.rates, paths.limits))
 
-        await self._change(paths.settings, begun)
-        await self._change(paths.bulk, lambda values: _unset(values, paths.bulk.documents))
+        await self._change(paths.settings, begun, undefined)
+        await self._change(paths.bulk, lambda values: _unset(values, paths.bulk.documents), undefined)
         await self._define(name, Definition(settings, *act), lambda found: name not in self._in_effect(found))
 
     async def delist(self, name: str, act: AuditInfo) -> None:

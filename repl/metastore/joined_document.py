@@ -18,7 +18,7 @@ bytes stay until it is set anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -137,12 +137,19 @@ class JoinedDocument:
         raises."""
         return (await self._find(metastore)).values
 
-    async def change(self, metastore: Metastore, change: Callable[[JoinedValues], JoinedValues]) -> JoinedChange:
+    async def change(
+        self,
+        metastore: Metastore,
+        change: Callable[[JoinedValues], JoinedValues],
+        conditions: Callable[[], Awaitable[Collection[Precondition]]] | None = None,
+    ) -> JoinedChange:
         """Write what `change` makes of the values, on the versions that were read. `change` is called once per attempt;
-        applied to its own result it must change nothing. Raises what it raises, CodecError as `read`, TooLarge,
-        NotReady when nothing was written, and OutcomeUnknown when a write may have taken effect."""
+        applied to its own result it must change nothing. `conditions` is called before it, and what it returns must
+        hold as well. Raises what they raise, CodecError as `read`, TooLarge, NotReady when nothing was written, and
+        OutcomeUnknown when a write may have taken effect."""
 
         async def plan() -> PlannedChange[JoinedChange]:
+            others = await conditions() if conditions is not None else ()
             found = await self._find(metastore)
             after = change(found.values)
             changed = after.changed(found.values)
@@ -152,7 +159,7 @@ class JoinedDocument:
             result = JoinedChange(after, written=True)
 
             async def write() -> JoinedChange:
-                await metastore.put_all(writes, unmoved)
+                await metastore.put_all(writes, [*unmoved, *others])
                 if found.version is None and writes[0].path == self.path:
                     log.info("metastore.documents_joined", path=self.path)
                 return result

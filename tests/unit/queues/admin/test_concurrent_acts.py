@@ -10,8 +10,16 @@ import pytest
 
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import GapChoice
-from isthmus.queues.queue_documents import DEFINITIONS_PATH, PUBLISHING, SERVING, QueueOwner
+from isthmus.queues.queue_documents import (
+    DEFINITIONS_PATH,
+    PUBLISHING,
+    SERVING,
+    BulkMark,
+    QueueOwner,
+    QueuePaths,
+)
 from isthmus.queues.queue_server import QueueServer
+from isthmus.queues.queue_store import QueueStore
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.coordinator.routing import LEADER_WAIT_S
@@ -294,6 +302,36 @@ async def test_a_release_whose_answer_is_lost_is_made_once() -> None:
         assert queue.stored.command is not None
         assert queue.stored.command.version == 1
         assert await queue_node.drain(cluster=THIRD) == [b"a"]
+
+
+@pytest.mark.parametrize("joined", ["settings", "bulk"])
+async def test_of_two_registrations_of_a_name_the_later_one_changes_nothing(joined: str) -> None:
+    """The queue of the other one may be in use by then: it keeps where it begins, its owner and its marks. A repeated
+    attempt after a lost answer looks again, too."""
+
+    async with audited_node() as queue_node:
+        metastore, store = queue_node.metastore, queue_node.queues.queue_store
+        await store.register("earlier", {}, 0, ACT)
+        other, put_all, paths = QueueStore(metastore, {}), metastore.put_all, QueuePaths("x")
+        await store.set_marks("x", "e9", [BulkMark("e9", 2, 1, 5)])  # left by an earlier queue
+
+        async def slow(writes: Collection[ConditionalWrite], unmoved: Collection[Precondition] = ()) -> None:
+            if {one.path for one in writes} & {*getattr(paths, joined).paths}:
+                metastore.put_all = put_all  # type: ignore[method-assign]
+                await other.register("x", {}, 7_000, ACT)
+                await other.take_ownership("x", QueueOwner(SINK, "sink", 1, 9, "n3"), lambda _owner: True)
+                await other.set_marks("x", "e1", [BulkMark("e1", 2, 7, 5)])
+            await put_all(writes, unmoved)
+
+        metastore.put_all = slow  # type: ignore[method-assign]
+        with pytest.raises(BadInput, match="there is one already"):
+            await store.register("x", {}, 9_000, ACT._replace(by="bob"))
+        settings, bulk = await paths.settings.read(metastore), await paths.bulk.read(metastore)
+        command, owner = settings[paths.command], settings[paths.owner]
+        assert command is not None
+        assert owner is not None
+        assert (command.start_ms, command.by, owner.cluster) == (7_000, "ann", SINK)
+        assert bulk[paths.held] == (BulkMark("e1", 2, 7, 5),)
 
 
 @pytest.mark.parametrize("placed", [False, True])
