@@ -39,6 +39,9 @@ VALUE_BYTES: Final = 1_000
 VALUE_POOL_COUNT: Final = 512
 """Number of different values. Generating one per request would cost more than sending it."""
 
+VALUE_POOL_BYTES: Final = 64_000_000
+"""Memory for values; of values larger than 1 KB there are fewer. The bytes within one are random all the same."""
+
 TICK_S: Final = 0.001
 """Interval at which a paced load sends the due requests; it adds at most this to a latency."""
 
@@ -90,6 +93,8 @@ class Phase:
     seed: int = 1
     clients: str = SPREAD
     """SPREAD or LEADER. Clients of other systems are always SPREAD."""
+    value_bytes: int = VALUE_BYTES
+    """Size of the values that are written. Other systems get VALUE_BYTES."""
 
 
 @dataclass
@@ -129,10 +134,11 @@ class Client(Protocol):
         ...
 
 
-def value_pool() -> list[bytes]:
+def value_pool(value_bytes: int = VALUE_BYTES) -> list[bytes]:
     """The values that every generator writes, the same in every run."""
     pool = random.Random(0)
-    return [pool.randbytes(VALUE_BYTES) for _ in range(VALUE_POOL_COUNT)]
+    count = max(1, min(VALUE_POOL_COUNT, VALUE_POOL_BYTES // max(1, value_bytes)))
+    return [pool.randbytes(value_bytes) for _ in range(count)]
 
 
 class Load:
@@ -148,7 +154,6 @@ class Load:
         if token_file:
             host += b"\r\nAuthorization: Bearer " + Path(token_file).read_bytes().strip()
         self._put_head = b" HTTP/1.1\r\nHost: %b\r\nContent-Type: application/octet-stream\r\n" % host
-        self._put_head += b"Content-Length: %d\r\n" % VALUE_BYTES
         self._routes_request = b"GET %b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % (PATH.encode(), host)
         self._get_head = b" HTTP/1.1\r\nHost: %b\r\n\r\n" % host
         self._batch_head = b"POST /batch/put HTTP/1.1\r\nHost: %b\r\nContent-Type: application/msgpack\r\n" % host
@@ -156,6 +161,8 @@ class Load:
     async def run(self, phase: Phase) -> Result:
         """Run a phase and return its result. Raises ConnectionError when a node closes a connection, and its client has
         no other."""
+        if phase.value_bytes != len(self._values[0]):
+            self._values = value_pool(phase.value_bytes)
         addresses = self._addresses
         groups = None
         if phase.clients == LEADER:
@@ -223,7 +230,8 @@ class Load:
             return b"GET " + path + self._get_head
         clock = self._clocks.get(number)
         context = b"" if clock is None else b"X-Riak-Vclock: %b\r\n" % b2a_base64(clock, newline=False)
-        return b"PUT %b%b%b\r\n%b" % (path, self._put_head, context, self._value(number))
+        value = self._value(number)
+        return b"PUT %b%b%bContent-Length: %d\r\n\r\n%b" % (path, self._put_head, context, len(value), value)
 
     def on_response(self, phase: Phase, numbers: list[int], status: int, head: bytes, body: bytes) -> Counter[str]:
         """Store the contexts of a response; returns the number of failed objects by status."""
@@ -245,7 +253,7 @@ class Load:
         return BUCKET_TYPE, BUCKET, b"%016d" % number, self._value(number), None, self._clocks.get(number)
 
     def _value(self, number: int) -> bytes:
-        return self._values[number % VALUE_POOL_COUNT]
+        return self._values[number % len(self._values)]
 
 
 class Runner:

@@ -38,6 +38,7 @@ class Server:
         self.connections = 0
         self.requests = 0
         self.silent_after: int | None = None
+        self.bodies: list[bytes] = []
 
     def write(self, key: bytes, clock: bytes | None) -> bytes:
         if self.clocks.get(key) != clock:
@@ -54,6 +55,7 @@ class Server:
                 headers = dict(line.split(b": ", 1) for line in lines[1:] if line)
                 body = await reader.readexactly(int(headers.get(b"Content-Length", b"0")))
                 self.requests += 1
+                self.bodies.append(body)
                 if self.silent_after is not None and self.requests > self.silent_after:
                     continue
                 answer = self.answer(method, path, headers, body)
@@ -105,6 +107,18 @@ async def test_overwrites_carry_the_last_context_and_all_is_counted() -> None:
     assert [result.objects for result in results] == [300, 500, 300, 100]
     assert not any(result.failed for result in results)
     assert sorted(server.clocks) == [b"%016d" % number for number in range(300)]
+
+
+async def test_a_phase_decides_the_size_of_its_values() -> None:
+    """1 KB unless it says otherwise; values of one size differ, and few large ones are held in memory."""
+
+    async with running_server() as (server, load):
+        await load.run(Phase("put", 0, 20))
+        await load.run(Phase("put", 20, 20, value_bytes=30_000))
+        await load.run(Phase("put", 40, 20))
+    assert [len(body) for body in server.bodies] == [1_000] * 20 + [30_000] * 20 + [1_000] * 20
+    assert len(set(server.bodies)) == 60
+    assert len(loadgen.value_pool(40_000_000)) == 1
 
 
 async def test_refused_requests_are_not_counted_as_done() -> None:
