@@ -197,10 +197,9 @@ def _less(after: CpuTime, before: CpuTime | None) -> CpuTime:
 def _metric(nodes: Nodes, name: str, metric: str) -> float | None:
     """The sum of a metric's samples; None while the node does not answer."""
     try:
-        lines = nodes.metrics(name)
+        return nodes.metric(name, metric)
     except OSError:
         return None
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{metric} ", f"{metric}{{")))
 
 
 if __name__ == "__main__":

@@ -246,19 +246,7 @@ class _Run:
         self.figures.append(figure)
 
     def _rebuild(self) -> None:
-        """Rebuild all trees; poll seldom, because each poll costs the node CPU."""
-        before = self._built()
-        self._nodes.admin["a"].post("/admin/trees/rebuild", {})
-        deadline_s = time.perf_counter() + TIMEOUT_S
-        while any(built_ms == before.get(partition) for partition, built_ms in self._built().items()):
-            if time.perf_counter() > deadline_s:
-                raise BenchFailed(f"not all trees were rebuilt within {TIMEOUT_S:.0f} s")
-            time.sleep(5 * POLL_S)
-
-    def _built(self) -> dict[int, int | None]:
-        """Partition -> time of its last tree build, in ms."""
-        trees = self._nodes.admin["a"].get("/admin/trees")["trees"]
-        return {tree["partition"]: tree["built_ms"] for tree in trees}
+        self._nodes.rebuild_trees("a", TIMEOUT_S)
 
     def _foreground(self) -> None:
         """Latency of writes alone, during tree rebuilds, and during checks."""
@@ -324,8 +312,7 @@ class _Run:
         return result
 
     def _metric(self, metric: str) -> float:
-        lines = self._nodes.metrics("a")
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{metric} ", f"{metric}{{")))
+        return self._nodes.metric("a", metric)
 
 
 if __name__ == "__main__":

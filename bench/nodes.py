@@ -81,11 +81,13 @@ SECURE: Final = "secure = true\n"
 class Nodes:
     """Running clusters of a topology.
 
-    `directory` holds their data (None: a temporary directory); its disk determines the cost of an fsync.
+    `directory` holds their data (None: a temporary directory); its disk determines the cost of an fsync. All partitions
+    are online within `up_timeout_s`, or entering raises LocalFault.
     """
 
-    def __init__(self, topology: str, directory: Path | None) -> None:
+    def __init__(self, topology: str, directory: Path | None, up_timeout_s: float = UP_TIMEOUT_S) -> None:
         self._temporary = directory is None
+        self._up_timeout_s = up_timeout_s
         self._directory = directory or Path(tempfile.mkdtemp(prefix="isthmus-bench-"))
         self._clusters = LocalClusters(
             parse_topology(topology, Path("bench.toml")), self._directory, auto_ports=True, owned=True
@@ -94,6 +96,8 @@ class Nodes:
         self.admin: dict[str, AdminClient] = {}
         self.admin_urls: dict[str, str] = {}
         self.pids: dict[str, int] = {}
+        self.zookeepers: dict[str, str] = {}
+        """Addresses, by name."""
 
     @property
     def directory(self) -> Path:
@@ -109,7 +113,7 @@ class Nodes:
 
     def __enter__(self) -> Self:
         try:
-            self._clusters.up(UP_TIMEOUT_S)
+            self._clusters.up(self._up_timeout_s)
             self.refresh()
         except BaseException:
             self.__exit__(None, None, None)
@@ -126,6 +130,7 @@ class Nodes:
                 self.pids[node["name"]] = node["pid"]
             for zookeeper in cluster["zookeepers"]:
                 self.pids[zookeeper["name"]] = zookeeper["pid"]
+                self.zookeepers[zookeeper["name"]] = zookeeper["address"]
 
     def leader(self, timeout_s: float = UP_TIMEOUT_S) -> str:
         """Wait until all replicas of partition 0 are in sync; return its leader. Raises BenchFailed on time-out."""
@@ -166,6 +171,26 @@ class Nodes:
         with session() as http:
             return http.get(f"{self.http[name]}/metrics", timeout=METRICS_TIMEOUT_S).text.splitlines()
 
+    def metric(self, name: str, metric: str) -> float:
+        """The sum of a metric's samples at a node. Raises OSError."""
+        lines = self.metrics(name)
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{metric} ", f"{metric}{{")))
+
+    def trees_built(self, name: str) -> dict[int, int | None]:
+        """Partition -> time of the last build of a node's tree, in ms."""
+        trees = self.admin[name].get("/admin/trees")["trees"]
+        return {tree["partition"]: tree["built_ms"] for tree in trees}
+
+    def rebuild_trees(self, name: str, timeout_s: float, poll_s: float = 0.05) -> None:
+        """Rebuild all trees of a node; each poll costs it CPU. Raises BenchFailed after `timeout_s`."""
+        before = self.trees_built(name)
+        self.admin[name].post("/admin/trees/rebuild", {})
+        deadline_s = time.perf_counter() + timeout_s
+        while any(built_ms == before.get(partition) for partition, built_ms in self.trees_built(name).items()):
+            if time.perf_counter() > deadline_s:
+                raise BenchFailed(f"not all trees were rebuilt within {timeout_s:.0f} s")
+            time.sleep(poll_s)
+
     def sink(self, name: str) -> Mapping[str, Any]:
         """The status of the only link of a node's sink."""
         (link,) = self.sinks(name)
@@ -176,11 +201,13 @@ class Nodes:
         return list(self.admin[name].get("/admin/sink")["sinks"])
 
     def outstanding(self, name: str) -> int | None:
-        """The number of unacknowledged changes of a node's only queue; None when unknown."""
-        (queue,) = self.admin[name].get("/admin/queues")["queues"]
-        if queue["waiting"] is None or queue["in_flight"] is None:
-            return None
-        return int(queue["waiting"]) + int(queue["in_flight"])
+        """The number of unacknowledged changes of all queues of a node; None when unknown."""
+        left = 0
+        for queue in self.admin[name].get("/admin/queues")["queues"]:
+            if queue["waiting"] is None or queue["in_flight"] is None:
+                return None
+            left += int(queue["waiting"]) + int(queue["in_flight"])
+        return left
 
     def wait_settled(self, name: str, timeout_s: float = 60.0) -> None:
         """Wait until the cluster of a node has its leaders where they stand without load. Raises BenchFailed."""
@@ -195,7 +222,7 @@ class Nodes:
         raise BenchFailed(f"leaders of {name}'s cluster do not come to rest: {status}")
 
     def wait_drained(self, name: str, timeout_s: float, poll_s: float = 0.05) -> float:
-        """Wait until a node's queue is empty; return the seconds. Raises BenchFailed after `timeout_s`."""
+        """Wait until a node's queues are empty; return the seconds. Raises BenchFailed after `timeout_s`."""
         began_s = time.perf_counter()
         left: int | None = None
         while time.perf_counter() - began_s < timeout_s:
@@ -206,7 +233,7 @@ class Nodes:
             if left == 0:
                 return time.perf_counter() - began_s
             time.sleep(poll_s)
-        raise BenchFailed(f"the queue of {name} still has {left} unacknowledged changes after {timeout_s:.0f} s")
+        raise BenchFailed(f"the queues of {name} still have {left} unacknowledged changes after {timeout_s:.0f} s")
 
 
 class LoadProcess:
