@@ -124,6 +124,7 @@ bench: venv
 	@$(BIN)/python -m bench.spark $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.handover $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.failover $(filter-out --profile,$(ARGS))
+	@$(BIN)/python -m bench.growth $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.balance $(if $(findstring --json,$(ARGS)),--json)
 
 bench-peers: venv
