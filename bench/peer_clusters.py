@@ -180,6 +180,11 @@ class Isthmus(System):
         """A load generator for HTTP."""
         return LoadProcess(*self.urls("a"))
 
+    def leading(self) -> int:
+        """How many nodes of A lead."""
+        leaders = self.nodes.admin["a1"].get("/admin/leaders")["leaders"]
+        return sum(count > 0 for count in leaders.values())
+
     def drain(self) -> None:
         """Wait until the queues of all nodes of A are empty."""
         for name in self.names("a"):

@@ -126,6 +126,8 @@ class Sample(NamedTuple):
     cpu: dict[str, CpuTime]
     load_average: float
     """Load average of one minute at the start."""
+    leading: int = 0
+    """Nodes of our cluster A that lead at the end; 0 for other systems."""
 
     @property
     def rate(self) -> float:
@@ -311,7 +313,8 @@ class Comparison:
         after, generator_after = system.cpu(), cpu_time(load.pid)
         cpu = {name: _less(after[name], before[name]) for name in before}
         cpu[GENERATOR] = _less(generator_after, generator_before)
-        return Sample(system.title, result, result.seconds + behind_s, cpu, load_average)
+        leading = system.leading() if isinstance(system, Isthmus) else 0
+        return Sample(system.title, result, result.seconds + behind_s, cpu, load_average, leading)
 
     def _lag(self, system: Isthmus, load: LoadProcess) -> LagSample:
         """Measure the lag. It runs before the other phases, since the sinks report lags since their start."""
@@ -399,6 +402,7 @@ def figure_of(name: str, work: Work, samples: list[Sample]) -> Figure:
     }
     if ENTRIES[name].needs is None:
         values["requests_forwarded"] = float(sample.result.forwarded)
+        values["nodes_that_lead"] = float(sample.leading)
     if len(samples) > 1:
         for number, other in enumerate(samples, 1):
             values[f"round_{number}_cost"] = other.cost

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
+import struct
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -27,6 +28,7 @@ from isthmus.node.services.clock_watch import ClockWatch
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller import controller as deciding
 from isthmus.repl.controller.log_positions import LogPositions
+from isthmus.repl.controller.node_loads import NodeLoads
 from isthmus.repl.controller.promotions import Promotions
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.isr import effects as fx
@@ -475,6 +477,24 @@ async def test_a_round_of_clocks_that_fails_is_followed_by_the_next(logged: list
     await asyncio.sleep(12)
     await watch.stop()
     assert injected(logged) == {"clock.bug"}
+
+
+@pytest.mark.virtual_time
+async def test_a_node_whose_load_cannot_be_asked_for_leaves_that_of_the_others(logged: list[Any]) -> None:
+    """Its load stays unknown, so that leaders stand on all nodes; the others' are known."""
+
+    class Links:
+        async def request(self, node: str, *_args: Any) -> bytes:
+            if node == "n2":
+                raise Injected
+            return struct.pack("<d", 0.25)
+
+    loads = NodeLoads("n1", Links(), lambda: None)
+    loads.look(("n1", "n2", "n3"), 0)
+    await asyncio.sleep(1)
+    assert loads.known(("n2", "n3"), 1_000) == {"n2": None, "n3": 0.25}
+    await loads.stop()
+    assert injected(logged) == {"balancing.load_bug"}
 
 
 def test_a_partition_that_a_listener_cannot_note_is_found_later(logged: list[Any]) -> None:

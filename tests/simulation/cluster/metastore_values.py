@@ -10,7 +10,14 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from isthmus.repl.metastore.port import Ambiguous, Precondition, Unavailable, VersionConflict, Versioned
+from isthmus.repl.metastore.port import (
+    Ambiguous,
+    ConditionalWrite,
+    Precondition,
+    Unavailable,
+    VersionConflict,
+    Versioned,
+)
 from tests.simulation.cluster.metastore import METASTORE
 
 if TYPE_CHECKING:
@@ -35,13 +42,19 @@ class StoredValues:
         self.simulation = simulation
         self.found: dict[str, Versioned] = {}
         self.ways: list[ProcessValues] = []
+        self.joined = simulation.seed % 2 == 0
+        """Every node reads joined documents, so that a queue's become so with the first act on it."""
         self._version = 0
 
-    def write(self, path: str, value: bytes | None, version: int | None) -> int:
-        """Conditional; None removes it. Raises Conflict."""
+    def check(self, path: str, version: int | None) -> None:
+        """Raises VersionConflict unless the value has this version; None: unless there is none."""
         before = self.found.get(path)
         if (None if before is None else before.version) != version:
             raise VersionConflict(path)
+
+    def write(self, path: str, value: bytes | None, version: int | None) -> int:
+        """Conditional; None removes it. Raises VersionConflict."""
+        self.check(path, version)
         self._version += 1
         if value is None:
             self.found.pop(path, None)
@@ -73,6 +86,20 @@ class ProcessValues:
         assert not unmoved
         return await self._write(path, value, version)
 
+    async def put_all(self, writes: Collection[ConditionalWrite], unmoved: Collection[Precondition] = ()) -> None:
+        """See the port."""
+        await self._round_trip()
+        for one in (*writes, *unmoved):
+            self._values.check(one.path, one.version)
+        for one in writes:
+            self._values.write(one.path, one.value, one.version)
+        self._may_lose_the_answer(", ".join(one.path for one in writes))
+
+    async def all_read_joined(self) -> bool:
+        """See the port."""
+        await self._round_trip()
+        return self._values.joined
+
     async def delete(self, path: str, version: int) -> None:
         """See the port."""
         await self._write(path, None, version)
@@ -89,11 +116,14 @@ class ProcessValues:
 
     async def _write(self, path: str, value: bytes | None, version: int | None) -> int:
         await self._round_trip()
-        simulation = self._values.simulation
         written = self._values.write(path, value, version)
-        if not simulation.faults.over and simulation.rng.random() < simulation.plan.store_lost:
-            raise Ambiguous(path)
+        self._may_lose_the_answer(path)
         return written
+
+    def _may_lose_the_answer(self, what: str) -> None:
+        simulation = self._values.simulation
+        if not simulation.faults.over and simulation.rng.random() < simulation.plan.store_lost:
+            raise Ambiguous(what)
 
     async def _round_trip(self) -> None:
         simulation = self._values.simulation
