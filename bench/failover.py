@@ -1,6 +1,6 @@
 """How long a partition takes no write after its leader was killed, or frozen.
 
-    python -m bench.failover [--json] [--kills 20] [--freezes 2]
+    python -m bench.failover [--json] [--kills 20] [--freezes 2] [--gathered]
 
 Three nodes, three partitions, and one client at a node that lives, which writes fresh keys of one partition that the
 victim leads, one after the other, and tries again at once. Every second victim is the controller's node. Measured from
@@ -8,6 +8,9 @@ victim leads, one after the other, and tries again at once. Every second victim 
 started again. Before each kill all replicas are in sync, every node leads, and all sessions are old enough to be
 suspected (docs/protocol.md R-SUSPECT). A frozen leader (SIGSTOP) refuses no connection, so it is replaced when its
 session ends.
+
+With `--gathered` one node leads all of twelve partitions, as it does while the load is low (docs/decisions.md 95), a
+client writes to each of them, and the time is that until the last of them takes a write.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ PARTITIONS: Final = 3
 TOPOLOGY: Final = THREE_NODES.replace("partitions = 1\n", f"partitions = {PARTITIONS}\nbalance = false\n")
 """Leaderships move only on request, and not during a measurement."""
 
+GATHERED_PARTITIONS: Final = 12
+GATHERED: Final = THREE_NODES.replace("partitions = 1\n", f"partitions = {GATHERED_PARTITIONS}\n")
+
 BUCKET: Final = "failover"
 
 SETTLE_S: Final = HOLD_MIN_MS / 1000 + 3.0
@@ -56,28 +62,29 @@ AGAIN_S: Final = 0.002
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--kills", default=20, show_default=True, help="How many leaders are killed.")
 @click.option("--freezes", default=2, show_default=True, help="How many leaders are frozen.")
+@click.option("--gathered", is_flag=True, help="One node leads all partitions; until the last of them takes a write.")
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
 )
-def main(as_json: bool, kills: int, freezes: int, directory: Path | None) -> None:
+def main(as_json: bool, kills: int, freezes: int, gathered: bool, directory: Path | None) -> None:
     """Fail-over after a killed and after a frozen leader."""
     try:
         where = machine()
-        with Nodes(TOPOLOGY, directory) as nodes:
-            runs = _FailOvers(nodes)
-            killed = [(runs.once(signal.SIGKILL, controls=n % 2 == 0), n % 2 == 0) for n in range(kills)]
-            frozen = [runs.once(signal.SIGSTOP, controls=False) for _ in range(freezes)]
-        figures = []
+        with Nodes(GATHERED if gathered else TOPOLOGY, directory) as nodes:
+            runs = _FailOvers(nodes, gathered=gathered)
+            killed = [runs.once(signal.SIGKILL, controls=n % 2 == 0) for n in range(kills)]
+            frozen = [runs.once(signal.SIGSTOP, controls=False)[0] for _ in range(freezes)]
+        figures, what = [], "leader of all partitions" if gathered else "leader"
         if killed:
             every = [ms for ms, _ in killed]
-            figures.append(_figure("leader killed to the next acknowledged write", every, MEDIAN, _median(every)))
+            figures.append(_figure(f"{what} killed to the next acknowledged write", every, MEDIAN, _median(every)))
             figures.append(_figure("the worst of them", every, WORST, max(every)))
             for both, of in ((True, "the controller's node"), (False, "another node")):
                 some = [ms for ms, controls in killed if controls is both]
                 if some:
                     figures.append(_figure(f"of them: the leader was {of}", some))
         if frozen:
-            figures.append(_figure("leader frozen to the next acknowledged write", frozen))
+            figures.append(_figure(f"{what} frozen to the next acknowledged write", frozen))
         report("failover", where, figures, as_json, [])
     except (BenchFailed, IsthmusError) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -85,34 +92,47 @@ def main(as_json: bool, kills: int, freezes: int, directory: Path | None) -> Non
 
 
 class _FailOvers:
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, *, gathered: bool) -> None:
         self._nodes = nodes
+        self._gathered = gathered
         self._turn = 0
 
-    def once(self, how: signal.Signals, *, controls: bool) -> float:
-        """Milliseconds without a write after `how` was sent to a leader, which `controls` or does not."""
+    def once(self, how: signal.Signals, *, controls: bool) -> tuple[float, bool]:
+        """Milliseconds without a write after `how` was sent to a leader, which `controls` or does not; whether it did:
+        a leader of all partitions is the controller, or is not, as it comes."""
         self._settle()
-        leaders = {row["leader"]: row["partition"] for row in self._partitions()}
+        leaders: dict[str, list[int]] = {}
+        for row in self._partitions():
+            leaders.setdefault(row["leader"], []).append(row["partition"])
         controller = self._ask("/admin/cluster")["controller"]
-        victim = controller if controls else next(name for name in sorted(leaders) if name != controller)
+        if self._gathered:
+            (victim,) = leaders
+            controls = victim == controller
+        else:
+            victim = controller if controls else next(name for name in sorted(leaders) if name != controller)
         other = next(name for name in sorted(self._nodes.admin) if name not in (victim, controller))
         self._turn += 1
-        writer = _Writer(self._nodes.http[other], leaders[victim], f"turn{self._turn}")
-        writer.start()
+        url, written = self._nodes.http[other], leaders[victim] if self._gathered else leaders[victim][:1]
+        writers = [_Writer(url, partition, f"turn{self._turn}") for partition in written]
+        for writer in writers:
+            writer.start()
         time.sleep(1.0)
         pid = self._nodes.pids[victim]
         sent_s = time.perf_counter()
         os.kill(pid, how)
         try:
-            answered_s = writer.first_since(sent_s)
+            for writer in writers:
+                writer.look_since(sent_s)
+            answered_s = max(writer.first() for writer in writers)
         finally:
             if how is signal.SIGSTOP:
                 os.kill(pid, signal.SIGCONT)
-            writer.stop()
+            for writer in writers:
+                writer.stop()
             if how is signal.SIGKILL:
                 places.stop_node(self._nodes.directory, victim, kill=True)
                 places.start_node(self._nodes.directory, victim, None)
-        return 1000 * (answered_s - sent_s)
+        return 1000 * (answered_s - sent_s), controls
 
     def _settle(self) -> None:
         """Wait until all replicas are in sync, every node leads a partition, and no session is young."""
@@ -121,10 +141,11 @@ class _FailOvers:
             if time.perf_counter() > deadline_s:
                 raise BenchFailed(f"not every node leads with all replicas in sync after {TIMEOUT_S:.0f} s")
             rows = self._partitions()
-            if len(rows) == PARTITIONS and all(row["leader"] and len(row["isr"]) == 3 for row in rows):
-                if len({row["leader"] for row in rows}) == PARTITIONS:
+            count, leading = (GATHERED_PARTITIONS, 1) if self._gathered else (PARTITIONS, PARTITIONS)
+            if len(rows) == count and all(row["leader"] and len(row["isr"]) == 3 for row in rows):
+                if len({row["leader"] for row in rows}) == leading:
                     break
-                if self._ask("/admin/leaders")["state"] == "uneven":
+                if not self._gathered and self._ask("/admin/leaders")["state"] == "uneven":
                     self._ask("/admin/leaders/balance", {"by": "bench"})
             time.sleep(0.2)
         time.sleep(SETTLE_S)
@@ -161,10 +182,14 @@ class _Writer(threading.Thread):
         self._answered_s: float | None = None
         """When the first write that was sent after `_since_s` was answered."""
 
-    def first_since(self, since_s: float) -> float:
-        """When the first write that was sent after `since_s` was acknowledged. Raises BenchFailed after TIMEOUT_S."""
+    def look_since(self, since_s: float) -> None:
+        """Look for a write that was sent after `since_s`."""
         with self._answered:
             self._since_s = since_s
+
+    def first(self) -> float:
+        """When the first such write was acknowledged. Raises BenchFailed after TIMEOUT_S."""
+        with self._answered:
             self._answered.wait_for(lambda: self._answered_s is not None, TIMEOUT_S)
             if self._answered_s is None:
                 raise BenchFailed(f"no write was acknowledged within {TIMEOUT_S:.0f} s")

@@ -19,7 +19,7 @@ WHOLE: Final = os.environ.get("ISTHMUS_TEST_SAMPLES") == "whole"
 COUNTS: Final = pytest.mark.skipif(not WHOLE, reason="counts over all seeds: ISTHMUS_TEST_SAMPLES=whole")
 """Marks a test that only counts what happened over all seeds."""
 
-QUICK_PERCENT: Final = 12
+QUICK_PERCENT: Final = 8
 """The share that a quick run takes."""
 
 SEEDS_LEAST_COUNT: Final = 3
