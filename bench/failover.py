@@ -95,6 +95,7 @@ class _FailOvers:
     def __init__(self, nodes: Nodes, *, gathered: bool) -> None:
         self._nodes = nodes
         self._gathered = gathered
+        self._count = GATHERED_PARTITIONS if gathered else PARTITIONS
         self._turn = 0
 
     def once(self, how: signal.Signals, *, controls: bool) -> tuple[float, bool]:
@@ -113,7 +114,7 @@ class _FailOvers:
         other = next(name for name in sorted(self._nodes.admin) if name not in (victim, controller))
         self._turn += 1
         url, written = self._nodes.http[other], leaders[victim] if self._gathered else leaders[victim][:1]
-        writers = [_Writer(url, partition, f"turn{self._turn}") for partition in written]
+        writers = [_Writer(url, partition, self._count, f"turn{self._turn}") for partition in written]
         for writer in writers:
             writer.start()
         time.sleep(1.0)
@@ -141,8 +142,8 @@ class _FailOvers:
             if time.perf_counter() > deadline_s:
                 raise BenchFailed(f"not every node leads with all replicas in sync after {TIMEOUT_S:.0f} s")
             rows = self._partitions()
-            count, leading = (GATHERED_PARTITIONS, 1) if self._gathered else (PARTITIONS, PARTITIONS)
-            if len(rows) == count and all(row["leader"] and len(row["isr"]) == 3 for row in rows):
+            leading = 1 if self._gathered else PARTITIONS
+            if len(rows) == self._count and all(row["leader"] and len(row["isr"]) == 3 for row in rows):
                 if len({row["leader"] for row in rows}) == leading:
                     break
                 if not self._gathered and self._ask("/admin/leaders")["state"] == "uneven":
@@ -172,10 +173,10 @@ class _FailOvers:
 class _Writer(threading.Thread):
     """Writes fresh keys of one partition, one write after the other."""
 
-    def __init__(self, url: str, partition: int, prefix: str) -> None:
+    def __init__(self, url: str, partition: int, count: int, prefix: str) -> None:
         super().__init__(daemon=True)
         self._connection = KeptConnection(url, TRY_TIMEOUT_S)
-        self._keys = _keys(partition, prefix)
+        self._keys = _keys(partition, count, prefix)
         self._stopped = threading.Event()
         self._answered = threading.Condition()
         self._since_s: float | None = None
@@ -217,13 +218,13 @@ class _Writer(threading.Thread):
                 self._answered.notify_all()
 
 
-def _keys(partition: int, prefix: str) -> Iterator[str]:
-    """Fresh keys of one partition."""
+def _keys(partition: int, count: int, prefix: str) -> Iterator[str]:
+    """Fresh keys of one of `count` partitions."""
     number = 0
     while True:
         number += 1
         name = f"{prefix}-{number}"
-        if partition_index(key_hash(BUCKET.encode(), name.encode()), PARTITIONS) == partition:
+        if partition_index(key_hash(BUCKET.encode(), name.encode()), count) == partition:
             yield name
 
 
