@@ -1,7 +1,7 @@
 """How busy each node's event loop is, as the controller decides where leaders stand by it.
 
 The loop's thread is what a leader's work needs most of; its share of one core is measured, not how many cores a machine
-has. The controller asks each live node every POLL_S. A node of an earlier version does not know the request: its load
+has. The controller asks each live node every POLL_MS. A node of an earlier version does not know the request: its load
 stays unknown.
 """
 
