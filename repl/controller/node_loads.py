@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
+from math import isnan, nan
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -34,6 +35,7 @@ SPAN_S: Final = 10.0
 """Length of the time over which the share is taken: a checkpoint or a burst of a second does not move leaders."""
 
 _SHARE: Final = Struct("<d")
+"""The share in an answer; NaN: the node does not know it yet."""
 
 
 class LoopLoad:
@@ -43,8 +45,8 @@ class LoopLoad:
         self._seen: deque[tuple[float, float]] = deque()
         """(monotonic s, CPU s of the thread) of earlier looks, at least a second apart."""
 
-    def share(self) -> float:
-        """0 to 1; 0 at the first look, and at one so long after the last that the share between would be of the
+    def share(self) -> float | None:
+        """0 to 1; None at the first look, and at one so long after the last that the share between would be of the
         past."""
         now_s, cpu_s = machine().monotonic_s(), machine().cpu_s()
         if self._seen and now_s - self._seen[-1][0] > 2 * SPAN_S:
@@ -54,11 +56,11 @@ class LoopLoad:
         since_s, since_cpu_s = self._seen[0] if self._seen else (now_s, cpu_s)
         if not self._seen or now_s - self._seen[-1][0] >= 1:
             self._seen.append((now_s, cpu_s))
-        return min(1.0, max(0.0, (cpu_s - since_cpu_s) / (now_s - since_s))) if now_s > since_s else 0.0
+        return min(1.0, max(0.0, (cpu_s - since_cpu_s) / (now_s - since_s))) if now_s > since_s else None
 
 
 class _Answer(NamedTuple):
-    share: float
+    share: float | None
     at_ms: int
 
 
@@ -80,7 +82,8 @@ class NodeLoads:
         return {METHOD: self._serve}
 
     async def _serve(self, _node: str, _body: bytes) -> bytes:
-        return _SHARE.pack(self._own.share())
+        share = self._own.share()
+        return _SHARE.pack(nan if share is None else share)
 
     def look(self, nodes: Collection[str], now_ms: int) -> int:
         """Ask `nodes`, the live ones, if it is time; returns the milliseconds until it is."""
@@ -102,14 +105,15 @@ class NodeLoads:
             if len(body) != _SHARE.size:
                 raise CodecError(f"{METHOD} of node {node}: {len(body)} bytes, {_SHARE.size} are right")
             (share,) = _SHARE.unpack(body)
-            is_new = node not in self._found
-            self._found[node] = _Answer(share if 0 <= share <= 1 else 1.0, now_ms)
+            is_new = self.known((node,), now_ms)[node] is None
+            known = None if isnan(share) else share if 0 <= share <= 1 else 1.0
+            self._found[node] = _Answer(known, now_ms)
         except IsthmusError:
             return  # away, or of an earlier version
         except Exception as error:  # the other nodes are asked all the same
             unforeseen.exception("balancing.load_bug", error, peer=node)
             return
-        if is_new:
+        if is_new and known is not None:
             self._wake()
 
     def known(self, nodes: Collection[str], now_ms: int) -> dict[str, float | None]:

@@ -202,7 +202,7 @@ export interface Leaders {
   automatic: boolean;
   imbalance: number;
   leaders: Record<string, number>;
-  goal: { by_load: boolean; nodes: number; reason: string; busy: Record<string, number | null> };
+  goal?: { by_load: boolean; nodes: number; reason: string; busy: Record<string, number | null> };
   plan: { partition: number; from: string; to: string }[];
   run: {
     by: string;

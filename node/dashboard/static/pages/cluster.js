@@ -172,6 +172,21 @@ function nodeActs(row, done) {
 // -- leaders ----------------------------------------------------------------------------------------------------------
 
 /**
+ * On how many nodes leaders are to stand, and why; nothing where a controller of an earlier version answers.
+ * @param {import("../js/types.d.ts").Leaders} answer
+ * @returns {[string, string][]}
+ */
+function shownGoal(answer) {
+  const { goal } = answer;
+  if (!goal) return [];
+  const why = goal.by_load ? goal.reason || "the load is not known yet" : "leaders stand on all nodes";
+  return [
+    ["Leads from", `${quantity(goal.nodes, "node")} of ${count(Object.keys(answer.leaders).length)}`],
+    ["Why so many", why],
+  ];
+}
+
+/**
  * @param {Leaders} answer
  * @param {() => void} done
  */
@@ -225,11 +240,7 @@ function shownLeaders(answer, done) {
       },
     ], Object.entries(answer.leaders)),
     facts([
-      ["Leads from", `${quantity(answer.goal.nodes, "node")} of ${count(Object.keys(answer.leaders).length)}`],
-      [
-        "Why so many",
-        answer.goal.by_load ? answer.goal.reason || "the load is not known yet" : "leaders stand on all nodes",
-      ],
+      ...shownGoal(answer),
       ["Imbalance", count(answer.imbalance)],
       ["Balances by itself", answer.automatic ? "yes" : "no"],
       ["Planned now", quantity(answer.plan.length, "move")],

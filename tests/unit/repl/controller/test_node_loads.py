@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from isthmus.repl.controller import node_loads
-from isthmus.repl.controller.node_loads import SPAN_S, LoopLoad
+from isthmus.repl.controller.node_loads import METHOD, SPAN_S, LoopLoad, NodeLoads
 
 
 class Clocks:
@@ -38,7 +40,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 def test_the_share_is_that_of_the_last_seconds(clocks: Clocks) -> None:
     """A mean over SPAN_S, whoever asks how often; also where the clock begins at 0."""
     load = LoopLoad()
-    assert load.share() == 0
+    assert load.share() is None
     for _ in range(20):
         clocks.run(1, 0.25)
         load.share()
@@ -56,6 +58,25 @@ def test_the_past_does_not_count_after_a_long_time_without_a_question(clocks: Cl
     load = LoopLoad()
     load.share()
     clocks.run(3_600, before)
-    assert load.share() == 0
+    assert load.share() is None
     clocks.run(5, 0.5)
     assert load.share() == pytest.approx(0.5)
+
+
+@pytest.mark.virtual_time
+async def test_a_load_that_a_node_does_not_know_yet_is_unknown_to_the_one_that_asks(clocks: Clocks) -> None:
+    """A node that has just started says so, rather than that it is idle; the next answer is known, and wakes."""
+    there, woken = NodeLoads("n2", None, lambda: None), []  # type: ignore[arg-type]
+
+    class Links:
+        async def request(self, node: str, method: str, body: bytes, _timeout_ms: int) -> bytes:
+            return await there.request_handlers()[method](node, body)
+
+    here = NodeLoads("n1", Links(), lambda: woken.append(METHOD))
+    here.look(("n1", "n2"), 0)
+    await asyncio.sleep(1)
+    assert (here.known(("n1", "n2"), 1_000), woken) == ({"n1": None, "n2": None}, [])
+    clocks.run(5, 0.5)
+    here.look(("n1", "n2"), 5_000)
+    await asyncio.sleep(1)
+    assert (here.known(("n1", "n2"), 6_000), woken) == ({"n1": 0.5, "n2": 0.5}, [METHOD])
