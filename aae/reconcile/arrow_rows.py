@@ -370,7 +370,7 @@ def _content(sibling: Sibling) -> dict[str, Any]:
         "value": None if sibling.tombstone else sibling.value,
         "content_type": _text(sibling.content_type),
         "content_encoding": _text(sibling.content_encoding),
-        "metadata": _pairs(sibling.metadata),
+        "metadata": _pairs(sibling.shown_metadata),
         "indexes": _lists(sibling.indexes),
         "links": [list(link) for link in sibling.links],
         "last_modified": min(sibling.last_modified_ms, TIME_MAX_MS) * 1000,
@@ -441,7 +441,7 @@ _MAKERS: Final[Mapping[str, _Maker]] = {
     "clock_entries": _clock_entries,
     "value": lambda frame, kind: frame.as_wanted("value", _values(frame, pa.binary()), kind),
     "content_type": _latest_of(lambda sibling: _text(sibling.content_type)),
-    "metadata": _latest_of(lambda sibling: _pairs(sibling.metadata)),
+    "metadata": _latest_of(lambda sibling: _pairs(sibling.shown_metadata)),
     "contents": _contents,
     "object": _object,
 }

@@ -219,8 +219,8 @@ def _found(payload: bytes) -> tuple[int, bytes, list[tuple[Any, ...]]]:
             s.content_type,
             s.vtag,
             s.last_modified_ms,
-            (s.content_encoding, s.metadata, s.links, s.indexes)
-            if s.content_encoding or s.metadata or s.links or s.indexes
+            (s.content_encoding, s.shown_metadata, s.links, s.indexes)
+            if s.content_encoding or s.shown_metadata or s.links or s.indexes
             else None,
         )
         for s in stored.siblings

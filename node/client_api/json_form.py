@@ -62,7 +62,7 @@ def _shown_sibling(sibling: Sibling) -> dict[str, Any]:
     row["content_type"] = shown_name(sibling.content_type)
     if sibling.content_encoding:
         row["content_encoding"] = shown_name(sibling.content_encoding)
-    for name, rows in (("metadata", sibling.metadata), ("indexes", sibling.indexes), ("links", sibling.links)):
+    for name, rows in (("metadata", sibling.shown_metadata), ("indexes", sibling.indexes), ("links", sibling.links)):
         if rows:
             row[name] = [[shown_name(cell) for cell in cells] for cells in rows]
     form, value = _shown_value(sibling)

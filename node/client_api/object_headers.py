@@ -295,7 +295,7 @@ def _rarer_headers(sibling: Sibling) -> Headers:
     headers: Headers = []
     if sibling.content_encoding and is_header_value(sibling.content_encoding):
         headers.append((b"content-encoding", sibling.content_encoding))
-    headers += [(META_PREFIX + n, v) for n, v in sibling.metadata if is_header_name(n) and is_header_value(v)]
+    headers += [(META_PREFIX + n, v) for n, v in sibling.shown_metadata if is_header_name(n) and is_header_value(v)]
     by_name: dict[bytes, list[bytes]] = {}
     for name, value in sibling.indexes:
         if is_header_name(name) and is_header_value(value):

@@ -23,7 +23,7 @@ from isthmus.node.http.router import decode_segment, method_not_allowed
 from isthmus.queues.counters_wire import BYTES_MAX as COUNTERS_BYTES_MAX
 from isthmus.queues.counters_wire import HeldCountersMessage, decode_counters, encode_counters
 from isthmus.queues.long_poll import Until
-from isthmus.queues.riak_format import EMPTY_QUEUE, encode_answer
+from isthmus.queues.riak_format import encode_answer
 from isthmus.queues.service import RIAK_NAME
 from isthmus.queues.window_rules import Item
 from isthmus.queues.wire import (
@@ -42,6 +42,7 @@ from isthmus.queues.wire import (
 )
 from isthmus.repl.model.errors import NotReady, Overloaded
 from isthmus.repl.ordered_set import OrderedSet
+from isthmus.repl.riak.queue_answers import EMPTY_QUEUE
 
 FETCHES_MAX: Final = 1024
 """Fetches that wait or run at once; more are refused with 503. A hundred sink nodes of eight workers fit; each waiting

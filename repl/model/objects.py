@@ -45,6 +45,9 @@ SIBLINGS_DECODED_MAX: Final = 65_535
 METADATA_MAX: Final = 65_535
 """Maximum metadata, link or index pairs of one sibling that the decoder accepts."""
 
+HIDDEN_NAME: Final = b"\x00"
+"""How names of metadata begin that no client is shown: no header can have such a name, so no client can write one."""
+
 Pairs = tuple[tuple[bytes, bytes], ...]
 Links = tuple[tuple[bytes, bytes, bytes], ...]
 
@@ -74,6 +77,13 @@ class Sibling(NamedTuple):
         """A short tag of this version, equal on all clusters: 16 hex digits over its dot."""
         actor, counter = self.dot
         return xxh64_hexdigest(actor + counter.to_bytes(8, "big"))
+
+    @property
+    def shown_metadata(self) -> Pairs:
+        """The metadata that clients are shown: all but hidden ones, which an edge of the product keeps for itself."""
+        if not self.metadata or not any(name.startswith(HIDDEN_NAME) for name, _ in self.metadata):
+            return self.metadata
+        return tuple(pair for pair in self.metadata if not pair[0].startswith(HIDDEN_NAME))
 
 
 class Content(NamedTuple):

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.queues.riak_format import GREGORIAN_EPOCH_S, encode_answer, encode_clock_term
+from isthmus.queues.riak_format import encode_answer
 from isthmus.queues.window_rules import Item
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.objects import Object, Sibling, encode_object
 from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.riak.clocks import GREGORIAN_EPOCH_S, encode_clock_term
 from tests.support.riak_decoder import Answer, Text, decode_answer, decode_term
 
 ACTOR = bytes(range(20))

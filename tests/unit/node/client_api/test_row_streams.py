@@ -9,7 +9,8 @@ import pytest
 
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.row_streams import PUSHES_MAX, RowRoutes
-from isthmus.repl.model.objects import Content, encode_object, write
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content, Object, Sibling, decode_object, encode_object, write
 from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.model.vclock import EMPTY, actor_of
 
@@ -33,6 +34,28 @@ def test_each_item_of_a_push_has_its_outcome(client_api: Any) -> None:
     told = msgpack.unpackb(answer.body)
     assert [outcome for outcome, _ in told] == ["applied", "rejected", "rejected", "rejected"]
     assert client_api.kv.object(b"b", b"k") is not None
+
+
+def test_hidden_metadata_are_stored_and_shown_to_no_client(client_api: Any) -> None:
+    """An object of another cluster has a pair whose name begins with NUL: headers, JSON and batches leave it out, and
+    no client can write one."""
+    pushes(client_api)
+    shown, hidden = (b"colour", b"red"), (b"\0riak", b"secret")
+    sibling = Sibling((b"a" * 20, 1), 1_000, False, b"v", b"text/plain", metadata=(hidden, shown))
+    payload = encode_object(Object(((b"a" * 20, 1, 1),), (sibling,)))
+    client_api.call("POST", "/batch/push", msgpack.packb([1, None, [[b"default", b"b", b"k", payload]]]))
+    assert decode_object(client_api.kv.objects[Key(b"default", b"b", b"k")]).siblings[0].metadata == (hidden, shown)
+    got = client_api.call("POST", "/batch/get", msgpack.packb([["default", "b", "k"]]))
+    as_json = client_api.call("GET", "/buckets/b/keys/k", headers={"accept": "application/json"})
+    alone = client_api.call("GET", "/buckets/b/keys/k")
+    assert b"red" in got.body
+    assert alone.headers["x-riak-meta-colour"] == "red"
+    for answer in (got, as_json, alone):
+        assert b"secret" not in answer.body
+        assert "secret" not in str(answer.headers)
+    extras = ["", [["\0riak", "mine"]], [], []]
+    told = client_api.call("POST", "/batch/put", msgpack.packb([["default", "b", "k2", "v", "a/b", None, extras]]))
+    assert msgpack.unpackb(told.body)[0][0] == 400
 
 
 @pytest.mark.parametrize(
