@@ -60,11 +60,14 @@ _MEGA_MAX: Final = 0xFFFF_FFFF
 
 _MODIFIED_MS_MAX: Final = (1 << 63) - 1
 
-_INTEGER_INDEX: Final = re.compile(rb"-?[0-9]{1,39}")
-"""Values that the HTTP listener accepts for an index whose name ends in _int."""
+_INTEGER_INDEX: Final = re.compile(rb"0|-?[1-9][0-9]{0,38}")
+"""Values of an index whose name ends in _int that an integer gives back as they are; others stay binaries."""
 
-_TYPE_AND_CHARSET: Final = re.compile(rb"([^;\s]+)\s*;\s*[Cc][Hh][Aa][Rr][Ss][Ee][Tt]=([^;\s\"]+)\s*")
-"""A content type with a charset and no other parameter: Riak keeps the two apart."""
+_TYPE_AND_CHARSET: Final = re.compile(rb"([^;\s]+); charset=([^;\s\"]+)")
+"""A content type with a charset and no other parameter: Riak keeps the two apart, and they are put together so."""
+
+_DATA_TYPE: Final = b"application/riak_"
+"""How content types of Riak's data types begin: maps, sets, counters, sketches."""
 
 
 class SiblingsWithoutDots(CodecError):
@@ -76,22 +79,31 @@ class SiblingsWithoutDots(CodecError):
 
 def encode_riak_object(stored: Object) -> bytes:
     """A Riak object, version 1."""
-    siblings = [part for sibling in stored.siblings for part in _sibling_parts(sibling)]
+    siblings = [part for sibling in stored.siblings for part in _sibling_parts(sibling, stored)]
     clock = sized(encode_clock_term(stored.clock))
     return b"".join((_OBJECT_MAGIC, clock, len(stored.siblings).to_bytes(4, "big"), *siblings))
 
 
-def _sibling_parts(sibling: Sibling) -> tuple[bytes, ...]:
-    tag, about = _carried(sibling) or (_BINARY, _about(sibling))
+def _sibling_parts(sibling: Sibling, stored: Object) -> tuple[bytes, ...]:
+    tag, about = _carried(sibling, stored) or (_BINARY, _about(sibling))
     return ((len(tag) + len(sibling.value)).to_bytes(4, "big"), tag, sibling.value, sized(about))
 
 
-def _carried(sibling: Sibling) -> tuple[bytes, bytes] | None:
-    """What a Riak had about the sibling; None if it came from none, or if its dot is no longer the one it came with."""
+def _carried(sibling: Sibling, stored: Object) -> tuple[bytes, bytes] | None:
+    """What a Riak had about the sibling; None if it came from none, or if its dot is no longer the one it came with.
+
+    One that had no dot gets one once it is beside others: the Riak would keep it whatever it had seen. A data type
+    never gets one: a Riak merges only those without.
+    """
     for name, value in sibling.metadata:
         if name == RIAK_METADATA:
-            dot = _read_about(value[1:]).entries.get(_DOT)
-            return (value[:1], value[1:]) if dot is None or _dot_of(dot) == sibling.dot else None
+            entries = _read_about(value[1:]).entries
+            if _DOT in entries:
+                same = _dot_of(entries[_DOT]) == sibling.dot
+            else:
+                lone = len(stored.siblings) == 1 and newest_write(stored.clock) == sibling.dot
+                same = lone or sibling.content_type.startswith(_DATA_TYPE)
+            return (value[:1], value[1:]) if same else None
     return None
 
 
@@ -190,17 +202,20 @@ def _decoded(value: bytes, about: bytes, clock: Clock, siblings: int) -> Sibling
         raise CodecError("not an object of a Riak: the clock has not seen a sibling's dot")
     if deleted and len(value) > 1:
         raise CodecError("not an object of a Riak: a tombstone has a value")
-    return Sibling(
+    sibling = Sibling(
         dot,
         modified_ms,
         deleted,
         value[1:],
         _content_type(entries),
         _text_of(entries.get(_CONTENT_ENCODING)) or b"",
-        ((RIAK_METADATA, value[:1] + about), *_shown(entries)),
+        _shown(entries),
         _links(entries.get(_LINKS)),
         _indexes(entries.get(_INDEX)),
     )
+    if value[:1] == _BINARY and _about(sibling) == about:
+        return sibling  # a write of Isthmus that comes back is what it was
+    return sibling._replace(metadata=((RIAK_METADATA, value[:1] + about), *sibling.metadata))
 
 
 def newest_write(clock: Clock) -> Dot:
