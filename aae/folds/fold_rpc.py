@@ -25,6 +25,9 @@ line waits, so that the sentence reaches it."""
 
 VERSION: Final = 1
 
+SEGMENT_BITS_MAX: Final = 32
+"""Bits of a Riak's segments; its largest trees have 22."""
+
 NUMBER_MAX: Final = 1 << 63
 """Upper bound of integers in msgpack between nodes."""
 
@@ -84,8 +87,16 @@ _decode_request = msgspec.msgpack.Decoder(_Request).decode
 _decode_page = msgspec.msgpack.Decoder(_Page).decode
 
 
+_SCOPE_OF_VERSION_1: Final = 8
+_MATCH_OF_VERSION_1: Final = 6
+"""Fields of a FoldScope and of a FoldMatch that every version knows. Those behind them are sent only where they are
+set, which happens only for kinds and scopes that earlier versions refuse anyway."""
+
+
 def encode_request(partition: int, request: FoldRequest) -> bytes:
-    return msgspec.msgpack.encode((VERSION, partition, *request))
+    scope = request.scope
+    known = scope if scope.riak_segments is not None else scope[:_SCOPE_OF_VERSION_1]
+    return msgspec.msgpack.encode((VERSION, partition, request.kind, known, *request[2:]))
 
 
 def decode_request(data: bytes) -> tuple[int, FoldRequest]:
@@ -94,13 +105,17 @@ def decode_request(data: bytes) -> tuple[int, FoldRequest]:
         _, partition, *fields = _decode_request(data)
     except (ValueError, RecursionError) as error:
         raise CodecError(f"not a request for a page of a fold, version {VERSION}: {error}") from error
-    return partition, FoldRequest(*fields)
+    asked = FoldRequest(*fields)
+    if asked.scope.riak_segments is not None and not 0 <= asked.scope.riak_segments.bits <= SEGMENT_BITS_MAX:
+        raise CodecError(f"segments of a tree of 2^{asked.scope.riak_segments.bits} leaves")
+    return partition, asked
 
 
 def encode_page(page: Page) -> bytes:
     totals = (page.objects, page.tombstones, page.bytes)
     counters = (dict(page.refused), dict(page.buckets), totals, dict(page.sizes), dict(page.siblings))
-    return msgspec.msgpack.encode((VERSION, page.next, page.scanned, page.matched, page.found, page.done, *counters))
+    found = [one if one.clock else one[:_MATCH_OF_VERSION_1] for one in page.found]
+    return msgspec.msgpack.encode((VERSION, page.next, page.scanned, page.matched, found, page.done, *counters))
 
 
 def decode_page(data: bytes) -> Page:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ from isthmus.repl.model.entry import KeyRow, decode_key_row
 from isthmus.repl.model.errors import CodecError, Corruption, IsthmusError, NotLeader, Overloaded
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.model.ports import DamageListener
+from isthmus.repl.riak.tree_hash import segment_id
 from isthmus.repl.store.port import Snapshot, Store
 from isthmus.repl.store.rows import bucket_head
 from isthmus.repl.unforeseen import unforeseen
@@ -56,15 +57,28 @@ class FoldKind(StrEnum):
     REPAIR_KEYS = "repair-keys"
     REAP_TOMBS = "reap-tombs"
     ERASE_KEYS = "erase-keys"
+    TOMB_CLOCKS = "tomb-clocks"
+    """As find-tombs, with their clocks. This and the next one are for Riak's tools; nodes of earlier versions refuse
+    them."""
+    KEY_STATS = "key-stats"
+    """As object-stats, but tombstones are objects, too, and sizes are by powers of ten."""
 
 
 ACTS: Final = frozenset({FoldKind.REPL_KEYS, FoldKind.REPAIR_KEYS, FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS})
 """Kinds that change something, and therefore have a dry run."""
 
 
+class RiakSegments(NamedTuple):
+    """Segments of a Riak's tree with 2^bits leaves."""
+
+    bits: int
+    segments: tuple[int, ...]
+
+
 class FoldScope(NamedTuple):
     """The rows that a fold reads; None: all. Segments [first, end) of 2^20; keys [key_from, key_to) in byte order; last
-    modified in [since_ms, before_ms), 0: no bound. `siblings_over`, `size_over`: of find-keys; either suffices."""
+    modified in [since_ms, before_ms), 0: no bound. `siblings_over`, `size_over`: of find-keys; either suffices.
+    `riak_segments`: only keys that a Riak has in these; nodes of earlier versions refuse a scope that has it."""
 
     bucket: bytes | None = None
     key_from: bytes | None = None
@@ -74,6 +88,7 @@ class FoldScope(NamedTuple):
     before_ms: int = 0
     siblings_over: int | None = None
     size_over: int | None = None
+    riak_segments: RiakSegments | None = None
 
 
 class FoldCursor(NamedTuple):
@@ -95,7 +110,7 @@ class FoldRequest(NamedTuple):
 
 
 class FoldMatch(NamedTuple):
-    """A key that a fold returns; `note`: what is wrong with it."""
+    """A key that a fold returns; `note`: what is wrong with it; `clock`: encoded, of tomb-clocks."""
 
     bucket: bytes
     key: bytes
@@ -103,13 +118,14 @@ class FoldMatch(NamedTuple):
     size_bytes: int
     modified_ms: int
     note: str = ""
+    clock: bytes = b""
 
 
 @dataclass(slots=True)
 class Page:
     """Result of a page. `next` is None after the last one. `done`: number of keys acted upon; `refused`: number of
-    others by reason. The counters are for object-stats (`buckets` for list-buckets); `sizes` by powers of two, as the
-    exponent."""
+    others by reason. The counters are for object-stats and key-stats (`buckets` for list-buckets); `sizes` by powers of
+    two or of ten, as the exponent."""
 
     next: FoldCursor | None = None
     scanned: int = 0
@@ -170,7 +186,7 @@ class Folds:
         bucket_type, partition_led = led
         if request.kind is FoldKind.REPL_KEYS:
             await self._actions.push(request.queue, ())  # raises for an unknown queue, also in a dry run
-        page, rows, damaged = await self._read_in_turn(partition_led, request)
+        page, rows, damaged = await self._read_in_turn(partition_led, request, bucket_type)
         if self._replicas.led_partition(partition) is None:  # the replica may have been removed while it was read
             raise NotLeader(f"partition {partition} moved from this node while its rows were read")
         for segment in damaged:
@@ -195,23 +211,28 @@ class Folds:
         return page
 
     async def _read_in_turn(
-        self, led: LedPartition, request: FoldRequest
+        self, led: LedPartition, request: FoldRequest, bucket_type: bytes
     ) -> tuple[Page, list[tuple[FoldMatch, KeyRow]], set[int]]:
         if self._waiting >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} pages of folds wait on this node; ask again")
         self._waiting += 1
         try:
             async with self._reads:
-                return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, led, request)
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._pool, self._read, led, request, bucket_type
+                )
         finally:
             self._waiting -= 1
 
-    def _read(self, led: LedPartition, request: FoldRequest) -> tuple[Page, list[tuple[FoldMatch, KeyRow]], set[int]]:
+    def _read(
+        self, led: LedPartition, request: FoldRequest, bucket_type: bytes
+    ) -> tuple[Page, list[tuple[FoldMatch, KeyRow]], set[int]]:
         """In a thread: (page, rows to act upon, segments with a damaged row)."""
         page = Page()
         acts: list[tuple[FoldMatch, KeyRow]] = []
         damaged: set[int] = set()
         last = request.cursor
+        chosen = _riak_filter(request.scope.riak_segments, bucket_type)
         with (
             closing(self._store.transfers.snapshot(led.partition)) as snapshot,
             closing(self._rows(led, request, snapshot)) as rows,
@@ -222,6 +243,8 @@ class Folds:
                     break
                 last = place
                 page.scanned += 1
+                if chosen is not None and not chosen(bucket, key):
+                    continue
                 try:
                     row = decode_key_row(data)
                 except CodecError:  # its times are unknown
@@ -291,8 +314,14 @@ class Folds:
                 if row.tombstone:
                     page.found.append(found)
                     page.matched += 1
+            case FoldKind.TOMB_CLOCKS:
+                if row.tombstone:
+                    page.found.append(found._replace(clock=row.clock))
+                    page.matched += 1
             case FoldKind.OBJECT_STATS:
                 _count(page, row)
+            case FoldKind.KEY_STATS:
+                _count_key(page, row)
             case FoldKind.REPAIR_KEYS:
                 note = _damage_note(snapshot, bucket, key, row)
                 page.matched += 1
@@ -322,6 +351,14 @@ def _in_key_range(scope: FoldScope, bucket: bytes, key: bytes) -> bool:
     )
 
 
+def _riak_filter(chosen: RiakSegments | None, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
+    """Whether a Riak has (bucket, key) in one of these segments; None: no matter where."""
+    if chosen is None:
+        return None
+    leaves, segments = (1 << chosen.bits) - 1, frozenset(chosen.segments)
+    return lambda bucket, key: segment_id(bucket_type, bucket, key) & leaves in segments
+
+
 def _in_scope(scope: FoldScope, bucket: bytes, key: bytes, row: KeyRow) -> bool:
     return (
         _in_key_range(scope, bucket, key)
@@ -346,6 +383,15 @@ def _count(page: Page, row: KeyRow) -> None:
     page.objects += 1
     page.bytes += row.size_bytes
     page.sizes[row.size_bytes.bit_length()] += 1
+    page.siblings[row.sibling_count] += 1
+
+
+def _count_key(page: Page, row: KeyRow) -> None:
+    page.matched += 1
+    page.tombstones += row.tombstone
+    page.objects += 1
+    page.bytes += row.size_bytes
+    page.sizes[len(str(row.size_bytes)) - 1] += 1
     page.siblings[row.sibling_count] += 1
 
 

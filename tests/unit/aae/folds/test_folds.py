@@ -34,12 +34,14 @@ from isthmus.aae.folds.folds import (
     Folds,
     FoldScope,
     Page,
+    RiakSegments,
 )
 from isthmus.aae.ports import Leaders, LedPartition
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
 from isthmus.repl.model.errors import CodecError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.model.objects import Summary
+from isthmus.repl.riak.tree_hash import segment_id
 from isthmus.repl.store import rows
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
@@ -321,6 +323,48 @@ class Routes(Leaders):
         return self._leaders.get(partition)
 
 
+async def test_tombstones_come_with_their_clocks_for_riaks_tools(fixture: FoldFixture) -> None:
+    """The same keys as find-tombs finds, each with the clock of its row; nodes exchange them."""
+    pages = await fixture.all_pages(FoldRequest(FoldKind.TOMB_CLOCKS, FoldScope()))
+    assert {(one.bucket, one.key): one.clock for page in pages for one in page.found} == {
+        fixture.names[n]: b"clock-%d" % n for n in range(0, 300, 10)
+    }
+    assert [decode_page(encode_page(page)) for page in pages] == pages
+
+
+async def test_statistics_for_riaks_tools_count_every_key(fixture: FoldFixture) -> None:
+    """Tombstones are objects there, and sizes are by powers of ten; zero bytes count as one."""
+    pages = await fixture.all_pages(FoldRequest(FoldKind.KEY_STATS, FoldScope()))
+    assert sum(page.objects for page in pages) == sum(page.matched for page in pages) == 300
+    assert sum(page.tombstones for page in pages) == 30
+    assert sum(page.bytes for page in pages) == sum(100 * n for n in range(300))
+    sizes, siblings = Counter[int](), Counter[int]()
+    for page in pages:
+        sizes.update(page.sizes)
+        siblings.update(page.siblings)
+    assert sizes == {0: 1, 2: 9, 3: 90, 4: 200}
+    assert siblings == {1: 75, 2: 75, 3: 75, 4: 75}
+
+
+@pytest.mark.parametrize("bits", [12, 20])
+async def test_riaks_segments_select_the_keys_that_a_riak_has_there(fixture: FoldFixture, bits: int) -> None:
+    """By Riak's own hash of type, bucket and key, for reads and for acts; together with other bounds."""
+    leaves = (1 << bits) - 1
+    wanted = [fixture.names[n] for n in (1, 2, 33, 150)]
+    chosen = RiakSegments(bits, tuple(segment_id(b"default", *name) & leaves for name in wanted))
+    assert await fixture.found(FoldKind.FIND_KEYS, FoldScope(riak_segments=chosen)) == sorted(wanted[:3])
+    assert await fixture.found(FoldKind.FIND_KEYS, FoldScope(bucket=b"bb", riak_segments=chosen)) == [wanted[0]]
+    assert await fixture.found(FoldKind.FIND_KEYS, FoldScope(riak_segments=RiakSegments(bits, ()))) == []
+    await fixture.all_pages(FoldRequest(FoldKind.ERASE_KEYS, FoldScope(riak_segments=chosen)))
+    assert sorted((key.bucket, key.key) for key, _ in fixture.actions.erased) == sorted(wanted[:3])
+    asked = FoldRequest(FoldKind.REAP_TOMBS, FoldScope(b"a", riak_segments=chosen))
+    assert decode_request(encode_request(3, asked)) == (3, asked)
+    with pytest.raises(CodecError):
+        decode_request(
+            encode_request(3, FoldRequest(FoldKind.REAP_TOMBS, FoldScope(riak_segments=RiakSegments(99, ()))))
+        )
+
+
 def test_requests_and_pages_have_the_bytes_of_version_1() -> None:
     """Nodes of earlier versions exchange the same bytes."""
     request = FoldRequest(
@@ -379,13 +423,13 @@ async def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture
         reading, most = 0, 0
         read = fixture.folds._read
 
-        def slowly(led: LedPartition, asked: FoldRequest) -> object:
+        def slowly(led: LedPartition, asked: FoldRequest, bucket_type: bytes) -> object:
             nonlocal reading, most
             reading += 1
             most = max(most, reading)
             time.sleep(0.005)
             reading -= 1
-            return read(led, asked)
+            return read(led, asked, bucket_type)
 
         fixture.folds._read = slowly  # type: ignore[assignment, method-assign]
         asked = FoldRequest(FoldKind.OBJECT_STATS, FoldScope())
@@ -410,10 +454,10 @@ async def test_a_page_whose_partition_has_moved_meanwhile_is_none(fixture: FoldF
     leads = True
     read, led = fixture.folds._read, fixture.folds._replicas.led_partition
 
-    def moved(place: LedPartition, asked: FoldRequest) -> object:
+    def moved(place: LedPartition, asked: FoldRequest, bucket_type: bytes) -> object:
         nonlocal leads
         leads = False
-        return read(place, asked)
+        return read(place, asked, bucket_type)
 
     fixture.folds._read = moved  # type: ignore[assignment, method-assign]
     fixture.folds._replicas = FakeReplicas(led_partition=lambda partition: led(partition) if leads else None)
@@ -436,7 +480,7 @@ async def test_a_damaged_key_row_ends_no_fold(fixture: FoldFixture, kind: FoldKi
     pages = await fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True))
     assert sum(page.refused[UNREADABLE] for page in pages) == 1
     assert sum(page.matched for page in pages) == before - (
-        0 if kind in (FoldKind.FIND_TOMBS, FoldKind.REAP_TOMBS) else 1
+        0 if kind in (FoldKind.FIND_TOMBS, FoldKind.TOMB_CLOCKS, FoldKind.REAP_TOMBS) else 1
     )
     assert fixture.damaged == [(PARTITION, segment_of(key_hash(bucket, key)))]
     fixture.damaged.clear()
