@@ -586,6 +586,19 @@ class LimitSettings:
     """Most listings that run at once on a node; one more is refused with 503. Each holds a snapshot of the store and
     reads every key row in its range."""
 
+    # The default is a guess: each has one page read at a time, and each node reads one page at a time.
+    folds: Annotated[int, WholeNumber(1, 100)] = 4
+    """Most of [Riak's folds](http-between.md#riaks-folds) that run at once on a node; one more is refused with 503."""
+
+    fold_keys_count: Annotated[int, WholeNumber(1, 1_000_000)] = 50_000
+    """Most keys or buckets in the answer of one of Riak's folds; above it 413. They wait in memory until the fold is
+    done, some 500 bytes each."""
+
+    # Riak's own limit, and that of its client for Erlang.
+    fold_timeout_ms: Annotated[int, WholeNumber(1 * SECOND, 24 * HOUR)] = 1 * HOUR
+    """How long one of Riak's folds may take, unless its `timeout` is shorter; then 503, or 504 if it has changed
+    something."""
+
     batch_items: Annotated[int, WholeNumber(1, 100_000)] = 10_000
     """Most items of one `/batch` request; above it 413."""
 

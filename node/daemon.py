@@ -48,6 +48,7 @@ from isthmus.node.client_api.application import ClientApi, ClientPorts
 from isthmus.node.client_api.cluster_routes import add_cluster_routes
 from isthmus.node.client_api.members import add_members
 from isthmus.node.client_api.properties import PropertyRoutes
+from isthmus.node.client_api.riak_folds import ClusterFoldsView
 from isthmus.node.client_api.riak_info import RiakView
 from isthmus.node.client_api.row_streams import RowRoutes
 from isthmus.node.client_api.trees import TreeRoutes
@@ -411,6 +412,7 @@ class Node:
                 queues=services.queues,
                 acts=services.queue_acts,
                 riak_info=RiakView(services),
+                folds=ClusterFoldsView(services),
                 status=self,
                 time=self._time,
                 addresses=services.client_routes,

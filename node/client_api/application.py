@@ -18,6 +18,7 @@ from isthmus.node.client_api.listings import ListingRoutes
 from isthmus.node.client_api.objects import Named, ObjectRoutes, ObjectStore, RequestTraces
 from isthmus.node.client_api.queue_fetch import FETCH_ROUTE, QueueFetches, QueueObjects, QueueRoutes
 from isthmus.node.client_api.queue_push import QueuePushes, ReferencePushes
+from isthmus.node.client_api.riak_folds import ClusterFolds, RiakFoldRoutes
 from isthmus.node.client_api.riak_info import RiakInfo, RiakInfoRoutes
 from isthmus.node.client_api.unsupported import unsupported
 from isthmus.node.http.application import (
@@ -57,6 +58,7 @@ HELP: Final[Mapping[str, Family]] = {
     ),
     "isthmus_http_fetches": Family("Fetches of sinks that wait or run now.", "fetches", "clients"),
     "isthmus_http_listings": Family("Listings that run now.", "listings", "clients"),
+    "isthmus_http_folds": Family("Riak's folds that run now.", "folds", "clients"),
 }
 """Name -> metric definition (see repl.telemetry)."""
 
@@ -73,6 +75,7 @@ class ClientPorts:
     queues: QueueFetches
     acts: QueueOperations
     riak_info: RiakInfo
+    folds: ClusterFolds
     status: NodeStatus
     time: TimeSource
     addresses: ClientAddresses = NO_ADDRESSES
@@ -99,6 +102,7 @@ class ClientApi(HttpApplication):
         self._listings = ListingRoutes(kv, limits.listings, self)
         LegacyPaths(self._listings, self)
         RiakInfoRoutes(riak_info, self, key_limit_bytes=limits.key_bytes)
+        self._folds = RiakFoldRoutes(ports.folds, limits, self)
         self._batch = BatchRoutes(kv, limits, self, ports.addresses)
         self._queues = QueueRoutes(ports.queues, acts, self, certified=certified_sinks)
         QueuePushes(acts, riak_info, self, key_limit_bytes=limits.key_bytes)
@@ -235,6 +239,7 @@ class ClientApi(HttpApplication):
         yield "isthmus_http_body_bytes", {}, self.budget.used_bytes
         yield "isthmus_http_fetches", {}, self._queues.running
         yield "isthmus_http_listings", {}, self._listings.running
+        yield "isthmus_http_folds", {}, self._folds.running
 
 
 def _object_named(parts: list[bytes]) -> Named | None:

@@ -28,6 +28,7 @@ RIAK_KV_VERSION: Final = "3.0.13"
 """The release that introduced X-Riak-If-Not-Modified; later ones added no key-value requests."""
 
 RESOURCES: Final[Mapping[str, str]] = {
+    "riak_kv_wm_aaefold": "/aaebucketlist",
     "riak_kv_wm_bucket_type": "/types",
     "riak_kv_wm_buckets": "/buckets",
     "riak_kv_wm_keylist": "/buckets",
@@ -45,6 +46,7 @@ LINKED: Final[Mapping[str, str]] = {name: path for name, path in RESOURCES.items
 bucket types read the JSON. `/types` alone is no resource, so that no link leads there."""
 
 PATHS: Final[Mapping[str, str]] = {
+    "riak_kv_wm_aaefold": "/aaebucketlist",
     "riak_kv_wm_bucket_type": "/types/{type}/props",
     "riak_kv_wm_buckets": "/buckets?buckets=true",
     "riak_kv_wm_keylist": "/buckets/{bucket}/keys?keys=true",

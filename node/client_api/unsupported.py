@@ -15,7 +15,7 @@ _SEARCH: Final = "search is not supported: feed a search engine from a queue"
 _INDEX: Final = "secondary index queries are not supported: index entries are kept as metadata, and come back with GET"
 _DATATYPES: Final = "counters and data types are not supported: write values, and merge siblings in the program"
 _WALK: Final = "link walking is not supported: links come back with GET, follow them in the program"
-_REPLICATION: Final = "Riak's replication and folds are not supported: see `isthmus queue`, `isthmus sink`"
+_REPLICATION: Final = "Riak's full-sync is not supported: see `isthmus queue`, `isthmus sink`"
 
 _BY_FIRST: Final[Mapping[bytes, str]] = {
     b"mapred": _MAPRED,
@@ -23,8 +23,7 @@ _BY_FIRST: Final[Mapping[bytes, str]] = {
     b"solr": _SEARCH,
     **dict.fromkeys(
         (
-            b"membership_request", b"cachedtrees", b"rangetrees", b"rangerepl", b"rangerepair",
-            b"siblings", b"objectsizes", b"objectstats", b"tombs", b"reap", b"erase", b"aaebucketlist",
+            b"membership_request", b"cachedtrees", b"rangetrees",
         ),
         _REPLICATION,
     ),

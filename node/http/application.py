@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 
 from isthmus.node.http.accept import accept_of, asks_for_json
-from isthmus.node.http.authorization import READING_POSTS, Guard
-from isthmus.node.http.csrf import check_origin
+from isthmus.node.http.authorization import Guard, only_reads
+from isthmus.node.http.csrf import check_no_browser, check_origin
 from isthmus.node.http.durations import OTHER, RequestDurations
 from isthmus.node.http.operations import parameters_of
 from isthmus.node.http.patience import answer_by_s
@@ -394,6 +394,8 @@ class HttpApplication:
 
     async def _authorize_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_origin(scope["method"], scope["headers"])
+        if scope["method"] == "GET" and not only_reads("GET", scope["raw_path"]):
+            check_no_browser(scope["headers"])
         if self.guard is not None:
             try:
                 self.guard.check(scope["method"], scope["raw_path"], scope["headers"])
@@ -492,7 +494,7 @@ class HttpApplication:
         work.add_done_callback(lambda _: request.release())  # of a body that it reads from now on
         work.add_done_callback(self._ended_late)
         waited = f"no answer within {limit_s:g} s, as long as this client waits"
-        if request.method in ("GET", "HEAD") or request.raw_path in READING_POSTS:
+        if only_reads(request.method, request.raw_path):
             raise TimedOut(f"{waited}: the node is busy, or waits for others")
         raise OutcomeUnknown(f"{waited}: it may still be done; ask what became of it before it is repeated")
 
@@ -533,7 +535,7 @@ class HttpApplication:
         size = 0 if head else len(body)
         if size > SMALL_BODY_BYTES and self.budget.used_bytes + size > self.budget.limit_bytes:
             full = self.budget.overloaded()
-            if scope["method"] in ("GET", "HEAD") or scope["raw_path"] in READING_POSTS:
+            if only_reads(scope["method"], scope["raw_path"]):
                 raise full
             raise OutcomeUnknown(
                 f"no memory for the answer: {full}"

@@ -61,6 +61,16 @@ ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("PUT", "/types/{type}/props"): "set properties of bucket type {type}",
     ("PUT", "/riak/{bucket}"): "set properties of bucket default/{bucket}",
     ("POST", "/queuename/{queue}"): "push references into queue {queue}",
+    ("GET", "/erase/buckets/{bucket}"): "erase keys of bucket default/{bucket}",
+    ("GET", "/erase/types/{type}/buckets/{bucket}"): "erase keys of bucket {type}/{bucket}",
+    ("GET", "/reap/buckets/{bucket}"): "reap tombstones of bucket default/{bucket}",
+    ("GET", "/reap/types/{type}/buckets/{bucket}"): "reap tombstones of bucket {type}/{bucket}",
+    ("GET", "/rangerepair/buckets/{bucket}"): "repair keys of bucket default/{bucket}",
+    ("GET", "/rangerepair/types/{type}/buckets/{bucket}"): "repair keys of bucket {type}/{bucket}",
+    ("GET", "/rangerepl/buckets/{bucket}/queuename/{queue}"): "push keys of bucket default/{bucket} into queue {queue}",
+    ("GET", "/rangerepl/types/{type}/buckets/{bucket}/queuename/{queue}"): (
+        "push keys of bucket {type}/{bucket} into queue {queue}"
+    ),
 }
 """(method, pattern) of an act -> its words, with the names of the path."""
 
@@ -144,7 +154,9 @@ class AuditTrail:
 
     def is_act(self, method: str, pattern: str) -> bool:
         """See RequestAudit."""
-        return method not in ("GET", "HEAD") and (method, pattern) not in NOT_ACTS
+        if method in ("GET", "HEAD"):
+            return (method, pattern) in ACTS
+        return (method, pattern) not in NOT_ACTS
 
     async def watch(
         self, scope: Scope, pattern: str, request: Request, handled: Awaitable[Reply | Stream]

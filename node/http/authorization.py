@@ -70,6 +70,15 @@ changes out of a queue as sinks do."""
 READING_POSTS: Final = frozenset({b"/batch/get"})
 """POST requests that only read; the body is the question."""
 
+ACTING_GETS: Final[Mapping[bytes, TokenRole]] = {
+    b"erase": TokenRole.ADMIN,
+    b"rangerepair": TokenRole.OPERATE,
+    b"rangerepl": TokenRole.OPERATE,
+    b"reap": TokenRole.ADMIN,
+}
+"""First segments of the paths whose GETs change something, as Riak's do -> the role that they need: that of folds that
+erase and reap, and that of pushes of references."""
+
 READING_ROWS: Final = frozenset({b"/rows", b"/rows/changes", b"/rows/plan", b"/rows/queues"})
 """Reads of batch jobs. They reveal no more than a queue that begins at 0, so the role of fetching is enough."""
 
@@ -132,6 +141,13 @@ ANYBODY: Final = frozenset(TokenRole)
 """Roles of which any one is enough; `ANYBODY` still needs a token."""
 
 
+def only_reads(method: str, raw_path: bytes) -> bool:
+    """Whether a request cannot change anything."""
+    if raw_path in READING_POSTS:
+        return True
+    return method in ("GET", "HEAD") and raw_path.partition(b"/")[2].partition(b"/")[0] not in ACTING_GETS
+
+
 def http_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
     """The roles of which a request of the client API needs any one; none: it needs no token."""
     path = raw_path.rstrip(b"/") or b"/"  # `application` ignores a trailing slash, so this does, too
@@ -149,6 +165,8 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
         return ANYBODY
     if method == "HEAD" and len(parts) >= 3 and parts[-2] == b"keys":
         return READERS | {TokenRole.REPLICATE}  # its clock, as /trees/clocks has it: `isthmus explain` asks so
+    if parts[0] in ACTING_GETS:
+        return frozenset({ACTING_GETS[parts[0]]})
     if method in ("GET", "HEAD") or path in READING_POSTS:
         return READERS
     count = len(parts)

@@ -17,6 +17,9 @@ VIA: Final = b"x-isthmus-via"
 OF_BROWSERS: Final = frozenset((b"origin", b"sec-fetch-site"))
 """Headers that browsers add to requests of pages, and pages cannot change (Fetch Standard; Fetch Metadata)."""
 
+_BROWSER: Final = b"mozilla/"
+"""How the User-Agent of every browser begins; a page cannot change it for an image or a link."""
+
 _CHANGE_NOTHING: Final = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES: Final = (b"same-origin", b"none")
 
@@ -40,4 +43,13 @@ def check_origin(method: str, headers: Headers) -> None:
         if foreign:
             shown = f"{name.decode()}: {value[:100].decode('ascii', 'backslashreplace')}"
             sentence = f"a page of another place may change nothing here ({shown}); programs leave that header out"
+            raise RequestRefused(403, "other-origin", sentence)
+
+
+def check_no_browser(headers: Headers) -> None:
+    """Check that a GET which changes something comes from a program. Any page can make a browser send a GET, and over
+    plain HTTP without a header that names the page. Raises RequestRefused (403 `other-origin`)."""
+    for name, value in headers:
+        if name in OF_BROWSERS or name == b"referer" or (name == b"user-agent" and value.lower().startswith(_BROWSER)):
+            sentence = "this GET changes something, and browsers may not send it: a page of another place could"
             raise RequestRefused(403, "other-origin", sentence)

@@ -35,6 +35,7 @@ WORDS: Final[Mapping[int, str]] = {
     401: "a token is needed",
     403: "the token's role does not do",
     404: "not found, or deleted (`X-Riak-Deleted`)",
+    405: "the path answers other methods",
     409: "what was named has changed, or is another's",
     412: "a condition does not hold; nothing was written",
     413: "larger than a limit, which the text names",

@@ -127,6 +127,9 @@ OBJECT_PATHS: Final = (
 _BY_OBJECT: Final = {"GET": _READ, "PUT": _WRITE, "POST": _WRITE, "DELETE": _DELETE}
 
 _OF_CLUSTERS: Final = OperationSpec((200, 404, 409, 413, 502, 504), body=_PACKED, answer=_PACKED, any_query=True)
+_RIAK_FOLD: Final = OperationSpec(
+    (200, 404, 405, 413, 504), {"filter": {"type": "string", "contentEncoding": "base64"}, "timeout": NUMBER}
+)
 _PROBE: Final = OperationSpec((200,), answer=_TEXT, any_query=True)
 
 OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
@@ -169,6 +172,21 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
         (200, 404, 409), {"object_format": {"enum": ["internal"]}}, answer="application/octet-stream"
     ),
     ("POST", "/queuename/{queue}"): OperationSpec((200, 404, 413), body="application/json", answer=_TEXT),
+    ("GET", "/aaebucketlist"): OperationSpec((200, 405, 413), {"nval": NUMBER, "filter": NUMBER, "timeout": NUMBER}),
+    **{
+        ("GET", f"/{fold}{prefix}/buckets/{{bucket}}{rest}"): _RIAK_FOLD
+        for prefix in ("", "/types/{type}")
+        for fold, rest in (
+            ("objectstats", ""),
+            ("objectsizes", "/sizes/{size}"),
+            ("siblings", "/counts/{count}"),
+            ("tombs", ""),
+            ("reap", ""),
+            ("erase", ""),
+            ("rangerepl", "/queuename/{queue}"),
+            ("rangerepair", ""),
+        )
+    },
     ("GET", "/"): OperationSpec((200,), answer=_ANY, any_query=True),
     **{("GET", path): _PROBE for path in ("/ping", "/livez", "/readyz", "/metrics")},
 }

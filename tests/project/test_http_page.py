@@ -64,7 +64,10 @@ def test_a_row_that_lacks_is_found() -> None:
 
 def test_what_other_clusters_ask_is_apart_from_what_applications_ask() -> None:
     """The page of applications has no request of sinks, full-sync and batch jobs; a page of its own has all of them."""
-    internal = ("/queues/", "/queuename/", "/trees/", "/rows", "/batch/push", "/cluster/nodes")
+    internal = (
+        "/queues/", "/queuename/", "/trees/", "/rows", "/batch/push", "/cluster/nodes", "/aaebucketlist",
+        "/objectstats/", "/objectsizes/", "/siblings/", "/tombs/", "/reap/", "/erase/", "/rangerepl/", "/rangerepair/",
+    )  # fmt: skip
     first = [path for _, path in documented(page("http.md"))]
     assert len(first) > 15
     assert [path for path in first if path.startswith(internal)] == []

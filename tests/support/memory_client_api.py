@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import uvloop
 
+from isthmus.aae.folds.folds import FoldRequest, Page
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
 from isthmus.node.client_api.application import ClientApi, ClientPorts
 from isthmus.node.client_api.cluster_routes import add_cluster_routes
+from isthmus.node.http.application import AccessControl
 from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.listener import Listener
 from isthmus.queues.long_poll import Until
@@ -305,6 +307,34 @@ class FakeRiakInfo:
         return [{"partition": 0, "node": "n1", "primary": True}]
 
 
+class FakeFolds:
+    """Folds over two partitions of two bucket types. `pages` are the answers in turn, or errors; then empty pages."""
+
+    def __init__(self) -> None:
+        self.pages: list[Page | IsthmusError] = []
+        self.asked: list[tuple[int, FoldRequest]] = []
+        self.give: asyncio.Event | None = None
+
+    def bucket_types(self) -> list[bytes]:
+        return [b"default", b"t"]
+
+    def partitions(self, bucket_type: bytes) -> list[int]:
+        found = {b"default": [0, 1], b"t": [2, 3]}.get(bucket_type)
+        if found is None:
+            raise NoSuchType(f"bucket type {bucket_type!r} does not exist")
+        return found
+
+    async def page(self, partition: int, request: FoldRequest) -> Page:
+        self.asked.append((partition, request))
+        await asyncio.sleep(0)
+        if self.give is not None:
+            await self.give.wait()
+        page = self.pages.pop(0) if self.pages else Page()
+        if isinstance(page, IsthmusError):
+            raise page
+        return page
+
+
 @dataclass
 class Answer:
     """A response of an application."""
@@ -375,6 +405,7 @@ class ClientApiFixture:
 
     kv: MemoryCluster
     queue: MemoryQueue
+    folds: FakeFolds
     app: ClientApi
     status: FakeNodeStatus
     routes: FakeRoutes
@@ -391,17 +422,18 @@ class ClientApiFixture:
         return self.call("PUT", target, value, given)
 
 
-def make_client_api(limits: LimitSettings | None = None) -> ClientApiFixture:
+def make_client_api(limits: LimitSettings | None = None, access: AccessControl = EVERYBODY) -> ClientApiFixture:
     kv, queue, status = MemoryCluster(), MemoryQueue(), FakeNodeStatus()
+    folds = FakeFolds()
     app = ClientApi(
-        ClientPorts(kv, queue, queue, FakeRiakInfo(), status, FixedTime(), FakeAddresses()),
+        ClientPorts(kv, queue, queue, FakeRiakInfo(), folds, status, FixedTime(), FakeAddresses()),
         limits or LimitSettings(),
-        access=EVERYBODY,
+        access=access,
         durations=RequestDurations(),
     )
     routes = FakeRoutes()
     add_cluster_routes(app, routes)
-    return ClientApiFixture(kv, queue, app, status, routes)
+    return ClientApiFixture(kv, queue, folds, app, status, routes)
 
 
 @pytest.fixture

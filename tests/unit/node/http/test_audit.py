@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.aae.folds.folds import Page
 from isthmus.config.settings import TokenSettings
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.client_api.application import ClientApi
@@ -21,7 +24,7 @@ from isthmus.node.dashboard.routes import Dashboard
 from isthmus.node.http import audit
 from isthmus.node.http.application import PEER_NAMES, AccessControl, HttpApplication, Request, json_reply
 from isthmus.node.http.audit import ACTS, NOT_ACTS, REDACTED, AuditTrail, bounded, redacted
-from isthmus.node.http.authorization import Guard, TokenRole
+from isthmus.node.http.authorization import Guard, TokenRole, only_reads
 from isthmus.node.http.durations import RequestDurations
 from isthmus.node.http.json_body import BodyHandler
 from isthmus.node.http.responses import Reply, RequestRefused
@@ -29,7 +32,7 @@ from isthmus.node.nouns.requests import AuditedRequest, DryRun
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.security.tls import NodeName
-from tests.support.memory_client_api import ClientApiFixture
+from tests.support.memory_client_api import ClientApiFixture, make_client_api
 from tests.support.memory_journal import MemoryJournal
 from tests.support.node_status import FakeNodeStatus
 from tests.support.open_access import EVERYBODY
@@ -321,8 +324,12 @@ def all_routes(client_api: ClientApi) -> dict[str, HttpApplication]:
 
 
 def changing(app: HttpApplication) -> set[tuple[str, str]]:
-    """(method, pattern) of every route except GET."""
-    return {(method, pattern) for pattern, method, _ in app.router.routes() if method != "GET"}
+    """(method, pattern) of every route except a GET that only reads."""
+    return {
+        (method, pattern)
+        for pattern, method, _ in app.router.routes()
+        if method != "GET" or not only_reads(method, pattern.encode())
+    }
 
 
 def test_every_route_that_may_change_something_is_an_act_or_listed_as_none(
@@ -344,7 +351,7 @@ async def test_every_act_is_recorded(client_api: ClientApiFixture, logged: Any) 
             kept = MemoryJournal()
             app.audit = AuditTrail("n1", kept, SimpleNamespace(wall_ms=lambda: NOW_MS), None)  # type: ignore[arg-type]
             path = pattern.replace("{", "").replace("}", "")
-            await sent(app, method, path, b"no JSON")
+            await sent(app, method, path, b"no JSON", query_string=b"filter=none" if method == "GET" else b"")
             routes = [each["what"]["route"] for each in kept.lines]
             assert routes == ([f"{method} {pattern}"] if (method, pattern) in ACTS else []), (listener, pattern)
             if kept.lines:
@@ -383,3 +390,22 @@ async def test_values_that_cannot_be_shown_cost_no_act_its_answer(logged: list[A
     assert recorded.line["what"]["act"].endswith("(its values cannot be shown)")
     assert (recorded.line["outcome"], recorded.line["status"]) == ("done", 200)
     assert [each["event"] for each in logged] == ["audit.line_failed"]
+
+
+async def test_a_get_that_changes_something_is_recorded_with_its_filter(send_request: Any) -> None:
+    """With how much was done; one that only counts is not, and neither are folds that read."""
+    kept, wall = MemoryJournal(), SimpleNamespace(wall_ms=lambda: NOW_MS)
+    trail = AuditTrail("n1", kept, wall, None)  # type: ignore[arg-type]
+    client_api = make_client_api(access=AccessControl(None, trail))
+    act = b64encode(json.dumps({"change_method": "local"}).encode()).decode()
+    client_api.folds.pages = [Page(matched=3, done=2, refused=Counter({"waits": 1}))]
+    assert (await send_request(client_api.app, "GET", f"/reap/types/t/buckets/b?filter={act}")).status == 200
+    (line,) = kept.lines
+    assert line["what"]["act"] == 'reap tombstones of bucket t/b: filter={"change_method": "local"}'
+    assert line["after"] == {"matched": 3, "done": 2, "refused": {"waits": 1}}
+    assert line["outcome"] == "done"
+    for path in ("/reap/buckets/b", "/erase/buckets/b", "/tombs/buckets/b", "/objectstats/buckets/b"):
+        assert (await send_request(client_api.app, "GET", path)).status == 200
+    assert len(kept.lines) == 1
+    assert (await send_request(client_api.app, "GET", "/rangerepair/buckets/b")).status == 200
+    assert kept.lines[-1]["what"]["act"] == "repair keys of bucket default/b"

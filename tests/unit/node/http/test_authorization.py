@@ -78,11 +78,19 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
         ("POST", "/batch/push/", {P}),
         ("GET", "/cluster/nodes", set(TokenRole)),
         ("GET", "/cluster/routes", {R}),
+        ("GET", "/aaebucketlist", {R}),
+        ("GET", "/objectstats/buckets/b", {R}),
+        ("GET", "/tombs/types/t/buckets/b/", {R}),
+        ("GET", "/rangerepl/buckets/b/queuename/q", {O}),
+        ("GET", "/rangerepair/types/t/buckets/b", {O}),
+        ("GET", "/reap/buckets/b", {A}),
+        ("GET", "/erase/types/t/buckets/b/", {A}),
+        ("HEAD", "/erase/buckets/b", {A}),
     ],
 )
 def test_requests_of_clients_need_the_least_role_that_does(method: str, path: str, needed: set[TokenRole]) -> None:
     """Reads need `read`, changes of objects `write`, properties `operate`, requests of sinks `replicate`; comparing
-    trees and reading rows are reads, which sinks may do, too."""
+    trees and reading rows are reads, which sinks may do, too. Riak's folds need the role of what they change."""
     assert http_roles(method, path.encode()) == needed
 
 
