@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from base64 import b64encode
 from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import quote
 
 from tests.simulation.world.acts_queues import BUCKET, kinds, receivers
-from tests.simulation.world.admin import act, look
+from tests.simulation.world.admin import act, ask, look
 from tests.simulation.world.clusters import WorldCluster
 from tests.simulation.world.history import Erasure
+from tests.simulation.world.node import HTTP_PORT
 from tests.simulation.world.sessions import RawSession
 from tests.simulation.world.steps import Doing, StepKind, step
 
@@ -97,6 +101,43 @@ async def fold_repair_keys(doing: Doing) -> None:
 async def fold_reads(doing: Doing) -> None:
     """A fold that changes nothing."""
     await _fold(doing, doing.chance.choice(["find-keys", "find-tombs", "object-stats", "list-buckets"]), acts=False)
+
+
+RIAK_FOLDS: Final = {"erase": "", "rangerepair": "", "rangerepl": "/queuename/{queue}", "reap": ""}
+"""Riak's folds that change something -> what is behind the bucket in their paths."""
+
+
+@step(
+    StepKind.ACT,
+    weight=3,
+    covers=tuple(
+        f"GET /{fold}{of_type}/buckets/{{bucket}}{rest}"
+        for fold, rest in RIAK_FOLDS.items()
+        for of_type in ("", "/types/{type}")
+    ),
+)
+async def riak_fold(doing: Doing) -> None:
+    """One of Riak's folds over the clients' bucket, by a GET, at any node of a cluster."""
+    cluster, chance = doing.cluster(), doing.chance
+    # Most often one that takes nothing away: erasures leave less for everybody else.
+    fold = chance.choice(["rangerepl", "rangerepl", "rangerepair", "reap", "reap", "erase"])
+    kind = chance.choice(kinds(doing))
+    queues = receivers(doing, cluster)
+    if not cluster.running or (fold == "rangerepl" and not queues):
+        return
+    document: dict[str, Any] = chance.choice([{}, {"key_range": {"start": "k1", "end": "k3"}}])
+    if fold in ("erase", "reap") and chance.random() < 0.7:
+        document["change_method"] = chance.choice(["local", {"job_id": 7}])
+        if fold == "erase":
+            erased(doing, cluster)
+        else:
+            reaped(doing, [kind])
+    typed = "" if kind == "default" and chance.random() < 0.5 else f"/types/{kind}"
+    rest = RIAK_FOLDS[fold].format(queue=chance.choice(queues) if queues else "")
+    query = quote(b64encode(json.dumps(document).encode()))
+    path = f"/{fold}{typed}/buckets/{BUCKET}{rest}?filter={query}"
+    answer = await ask(doing, chance.choice(cluster.running), path, port=HTTP_PORT)
+    doing.tell(f"{fold} {document}: {answer}")
 
 
 @step(StepKind.ACT, weight=6, covers=("POST /admin/reaps",))

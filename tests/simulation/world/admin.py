@@ -104,10 +104,11 @@ async def ask(
     *,
     allowed: Collection[str] = (),
     token: str | None = None,
+    port: int = ADMIN_PORT,
 ) -> Answer | None:
     """One request, a POST where it has a body, with an administrator's token or `token` ("": none). None: no answer,
-    of a node that could not give one. `allowed`: further reasons of 400, 401, 403 and 409 that are right. Raises
-    WrongAnswer."""
+    of a node that could not give one. `allowed`: further reasons of 400, 401, 403 and 409 that are right. `port`: of
+    the listener. Raises WrongAnswer."""
     world = doing.world
     method = "GET" if body is None else "POST"
     usual = token is None
@@ -115,7 +116,7 @@ async def ask(
         token = "" if node.credentials is None else node.credentials.shown["admin"]
     before, began_ns = _state(world, node), world.kernel.now_ns
     try:
-        status, raw = await _exchange(world, node, method, path, body, token)
+        status, raw = await _exchange(world, node, method, path, body, token, port)
     except (OSError, HttpParserError) as error:
         if before != _state(world, node) or not _able(node) or world.broken:
             doing.tell(f"{method} {node.name} {path}: {error or type(error).__name__}")
@@ -231,7 +232,7 @@ def _able(node: WorldNode) -> bool:
 
 
 async def _exchange(
-    world: World, node: WorldNode, method: str, path: str, body: dict[str, Any] | None, token: str
+    world: World, node: WorldNode, method: str, path: str, body: dict[str, Any] | None, token: str, port: int
 ) -> tuple[int, bytes]:
     """Status and body of the answer. Raises OSError, also where none comes from a node that cannot give one."""
     loop = asyncio.get_running_loop()
@@ -239,14 +240,15 @@ async def _exchange(
     host = node.machine.address
     context = None if node.credentials is None else node.credentials.client
     data = b"" if body is None else json.dumps({"by": "operator", **body}).encode()
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}:{ADMIN_PORT}", "Connection: close", "Accept: */*"]
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}:{port}", "Connection: close"]
+    lines.append("Accept: */*" if port == ADMIN_PORT else "Accept: application/json")  # refusals are JSON there
     lines += [f"{name}: {value}" for name, value in header_of(PATIENCE_S).items()]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
     if token:
         lines.append(f"Authorization: Bearer {token}")
     async with asyncio.timeout(PATIENCE_S):
-        transport, exchange = await loop.create_connection(lambda: _Exchange(loop), host, ADMIN_PORT, ssl=context)
+        transport, exchange = await loop.create_connection(lambda: _Exchange(loop), host, port, ssl=context)
     try:
         transport.write("\r\n".join([*lines, "", ""]).encode() + data)
         left_s = PATIENCE_S + MARGIN_S

@@ -12,6 +12,7 @@ import pytest
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.cli.main import root
 from isthmus.node.dashboard.routes import Dashboard
+from isthmus.node.http.audit import ACTS
 from tests.simulation.world.acts import MODULES
 from tests.simulation.world.admin import Answer, WrongAnswer, ask, wrong
 from tests.simulation.world.clusters import Shape
@@ -91,10 +92,12 @@ def commands(command: click.Command = root, words: tuple[str, ...] = ()) -> dict
 
 
 def routes() -> set[str]:
-    """All requests of operators that may change something, as "POST /admin/...": of the admin API and the dashboard."""
+    """All requests of operators that may change something, as "POST /admin/...": of the admin API and the dashboard,
+    and the GETs of Riak's tools."""
     api = AdminApi(SimpleNamespace(), FakeNodeStatus(), EVERYBODY)  # type: ignore[arg-type]
     Dashboard(api, None, "cluster", "node")
-    return {f"{method} {pattern}" for pattern, method, _ in api.router.routes() if method not in ("GET", "HEAD")}
+    changing = {f"{method} {pattern}" for pattern, method, _ in api.router.routes() if method not in ("GET", "HEAD")}
+    return changing | {f"GET {pattern}" for method, pattern in ACTS if method == "GET"}
 
 
 def covered() -> set[str]:
@@ -106,7 +109,7 @@ def covered() -> set[str]:
 def test_every_request_that_changes_something_is_an_act() -> None:
     """A route that nobody taught the world fails here; so does an act of a route that is no more, and a reason for a
     route that an act does after all."""
-    done = {each for each in covered() if each.startswith(("POST ", "PUT ", "DELETE "))}
+    done = {each for each in covered() if each.startswith(("POST ", "PUT ", "DELETE ", "GET "))}
     assert routes() - done == ROUTES_LEFT_OUT.keys()
     assert done - routes() == set()
 
@@ -115,7 +118,7 @@ def test_every_command_that_changes_something_is_an_act() -> None:
     """A command that nobody taught the world, and that is not known to change nothing, fails here; so does one that is
     no more, and one with an author (--by) among those that change nothing."""
     known = commands()
-    done = {each for each in covered() if not each.startswith("POST ")}
+    done = {each for each in covered() if not each.startswith(("POST ", "GET "))}
     assert known.keys() - done - LOOKS == COMMANDS_LEFT_OUT.keys()
     assert (done | LOOKS) - known.keys() == set()
     assert not done & LOOKS

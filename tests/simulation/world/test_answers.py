@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections import Counter
 from typing import Any
 
@@ -13,7 +14,17 @@ from isthmus.node.daemon import EXIT_STORAGE, Node
 from isthmus.node.observability.version import program_version
 from isthmus.queues.lag import LagMemory, QueueReading
 from isthmus.repl.model.errors import LocalFault
-from tests.simulation.world.three_nodes import cut_off, get, get_bytes, lived, on_its_loop, short_lived_world, world
+from tests.simulation.world.node import HTTP_PORT
+from tests.simulation.world.three_nodes import (
+    cut_off,
+    exchange,
+    get,
+    get_bytes,
+    lived,
+    on_its_loop,
+    short_lived_world,
+    world,
+)
 from tests.simulation.world.world import World
 from tests.support.waiting import eventually
 
@@ -192,3 +203,28 @@ def test_events_of_a_node_survive_its_end(short_lived_world: World) -> None:
     node.start()
     world.run_until(world.all_ready, READY_S, "the node is back")
     lived(world, second)
+
+
+def test_any_node_answers_riaks_folds_for_all(short_lived_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket whose keys are led by all three nodes is counted, and its erasure carried out, by whichever is asked. A
+    fold whose node cannot reach a leader is 503 after its time, with the reason."""
+
+    async def claim(nodes: dict[str, Node]) -> None:
+        n1, silent = nodes["east-1"], "east-3"
+        for n in range(24):
+            head = f"PUT /buckets/folded/keys/k{n:02} HTTP/1.1\r\nContent-Type: a/b\r\nContent-Length: 1\r\n"
+            assert (await exchange(n1, head, b"x", port=HTTP_PORT))[0] == 204
+        for node in nodes.values():
+            status, answer = await get(node, "/objectstats/buckets/folded", HTTP_PORT)
+            assert (status, answer["total_count"]) == (200, 24)
+        span = b64encode(b'{"change_method": "local", "key_range": {"start": "k00", "end": "k09"}}').decode()
+        status, answer = await get(nodes["east-2"], f"/erase/buckets/folded?filter={span}", HTTP_PORT)
+        assert (status, answer) == (200, {"dispatched_count": 10})
+        status, answer = await get(n1, "/objectsizes/buckets/folded/sizes/1", HTTP_PORT)
+        assert [row["key"] for row in answer["results"]] == [f"k{n}" for n in range(10, 24)]
+        cut_off(n1, silent, monkeypatch)
+        status, answer = await get(n1, "/objectstats/buckets/folded?timeout=2000", HTTP_PORT)
+        assert (status, answer["reason"]) == (503, "timeout")
+        assert answer["error"] == f"the fold was not done within 2 s: not-ready: no connection to {silent}"
+
+    lived(short_lived_world, claim)

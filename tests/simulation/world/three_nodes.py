@@ -75,17 +75,22 @@ def cut_off(node: Node, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.services.links, "request", cut)
 
 
-async def get(node: Node, path: str) -> tuple[int, Any]:
+async def get(node: Node, path: str, port: int = ADMIN_PORT) -> tuple[int, Any]:
     """The status and the JSON of a GET."""
-    status, body = await get_bytes(node, path)
+    status, body = await get_bytes(node, path, port)
     return status, json.loads(body)
 
 
-async def get_bytes(node: Node, path: str) -> tuple[int, bytes]:
+async def get_bytes(node: Node, path: str, port: int = ADMIN_PORT) -> tuple[int, bytes]:
     """The status and the body of a GET, read to the end of the connection."""
-    reader, writer = await asyncio.open_connection(address(node), ADMIN_PORT)
+    return await exchange(node, f"GET {path} HTTP/1.1\r\nAccept: application/json\r\n", port=port)
+
+
+async def exchange(node: Node, head: str, body: bytes = b"", *, port: int) -> tuple[int, bytes]:
+    """The status and the body of an answer, read to the end of the connection."""
+    reader, writer = await asyncio.open_connection(address(node), port)
     try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n".encode())
+        writer.write(f"{head}Host: n\r\nConnection: close\r\n\r\n".encode() + body)
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     finally:
         writer.close()
