@@ -58,11 +58,15 @@ class ReplicaSnapshot(NamedTuple):
     """Segments [first, end) of its partition."""
 
 
-class LocalReplicas(Protocol):
-    """The replicas on this node, as they are at the moment of the call."""
+class ReplicaSnapshots(Protocol):
+    """Those replicas on this node of which a component keeps something, as they are at the moment of the call."""
 
     def snapshots(self) -> Sequence[ReplicaSnapshot]:
         """All of them."""
+
+
+class LocalReplicas(ReplicaSnapshots, Protocol):
+    """All replicas on this node, as they are at the moment of the call."""
 
     def led(self, bucket_type: bytes) -> Sequence[LedPartition]:
         """The partitions of a bucket type that this node leads and serves."""

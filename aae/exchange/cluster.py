@@ -68,22 +68,24 @@ class ClusterTrees:
     async def roots(self, request: RootsRequest) -> Hashes:
         """The hashes of all branches. Raises Incomplete, BadInput."""
         body = wire.encode_roots_request(request)
-        responses = await self._collect(
-            request.bucket_type,
-            lambda: _now(self._local.roots(request)),
+        responses = await collect(
+            self._members,
+            (request.bucket_type,),
+            lambda: at_once(self._local.roots(request)),
             lambda node: self._hashes(node, ROOTS, body, BRANCH_COUNT),
         )
-        return _sum(responses)
+        return sum_of(responses)
 
     async def leaves(self, request: LeavesRequest) -> Hashes:
         """The leaves of the requested branches. Raises Incomplete, BadInput."""
         body = wire.encode_leaves_request(request)
-        responses = await self._collect(
-            request.bucket_type,
-            lambda: _now(self._local.leaves(request)),
+        responses = await collect(
+            self._members,
+            (request.bucket_type,),
+            lambda: at_once(self._local.leaves(request)),
             lambda node: self._hashes(node, LEAVES, body, wire.leaf_count(request)),
         )
-        return _sum(responses)
+        return sum_of(responses)
 
     async def clocks(self, request: ClocksRequest) -> RowsResponse:
         """The rows of the first segments, as far as all nodes covered them; `readiness` is empty. Raises Incomplete,
@@ -91,8 +93,11 @@ class ClusterTrees:
         # Partitions are spread evenly over the nodes, so each node has an equal part of the rows.
         share = request._replace(rows=-(-request.rows // (1 + len(list(self._members.nodes())))))
         body = wire.encode_clocks_request(share)
-        responses = await self._collect(
-            request.bucket_type, lambda: self._local.clocks(share), lambda node: self._rows(node, body, share)
+        responses = await collect(
+            self._members,
+            (request.bucket_type,),
+            lambda: self._local.clocks(share),
+            lambda node: self._rows(node, body, share),
         )
         covered = min(one.covered for one in responses)
         last = request.segments[covered - 1]
@@ -132,23 +137,29 @@ class ClusterTrees:
     async def _rows(self, node: str, body: bytes, request: ClocksRequest) -> RowsResponse:
         return wire.decode_rows(await self._rpc.request(node, CLOCKS, body, TIMEOUT_MS), request)
 
-    async def _collect(
-        self, bucket_type: bytes, own: Callable[[], Awaitable[Response]], other: Callable[[str], Awaitable[Response]]
-    ) -> list[Response]:
-        missing = ""
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(ATTEMPT_PAUSE_S)
-            wanted = set(self._members.partitions(bucket_type))
-            nodes: list[str] = sorted(self._members.nodes())
-            responses: list[Response] = []
-            unreachable: list[str] = []
-            tries = [_try(node, other(node), responses, unreachable) for node in nodes]
-            await asyncio.gather(_try("this node", own(), responses, unreachable), *tries)
-            missing = _missing(wanted, [each for one in responses for each in one.readiness], unreachable)
-            if not missing:
-                return responses
-        raise Incomplete(missing)
+
+async def collect(
+    members: Members,
+    bucket_types: Sequence[bytes],
+    own: Callable[[], Awaitable[Response]],
+    other: Callable[[str], Awaitable[Response]],
+) -> list[Response]:
+    """The responses of this node and the others, of which each partition of the bucket types is in exactly one, with a
+    ready tree. Raises Incomplete after some attempts, BadInput."""
+    missing = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            await asyncio.sleep(ATTEMPT_PAUSE_S)
+        wanted = {partition for each in bucket_types for partition in members.partitions(each)}
+        nodes: list[str] = sorted(members.nodes())
+        responses: list[Response] = []
+        unreachable: list[str] = []
+        tries = [_try(node, other(node), responses, unreachable) for node in nodes]
+        await asyncio.gather(_try("this node", own(), responses, unreachable), *tries)
+        missing = _missing(wanted, [each for one in responses for each in one.readiness], unreachable)
+        if not missing:
+            return responses
+    raise Incomplete(missing)
 
 
 def _missing(wanted: set[int], readiness: Sequence[TreeReadiness], unreachable: Sequence[str]) -> str:
@@ -193,12 +204,14 @@ def _cut(rows: Sequence[ComparedRow], segments: Sequence[int], shift: int) -> Ro
     return RowsResponse((), len(segments), kept)
 
 
-def _sum(responses: Sequence[HashesResponse]) -> Hashes:
+def sum_of(responses: Sequence[HashesResponse]) -> Hashes:
+    """The hashes of all together."""
     total = responses[0].hashes.copy()
     for one in responses[1:]:
         np.bitwise_xor(total, one.hashes, out=total)
     return total
 
 
-async def _now(response: HashesResponse) -> HashesResponse:
+async def at_once(response: HashesResponse) -> HashesResponse:
+    """A response that need not be awaited."""
     return response

@@ -95,7 +95,7 @@ class LocalTrees:
             cached = self._trees.cached.get(led.partition)
             if cached is not None and cached.tree is not None:
                 hashes ^= cached.tree.branch_hashes()
-            readiness.append(_readiness(led.partition, cached))
+            readiness.append(readiness_of(led.partition, cached))
         return HashesResponse(tuple(readiness), hashes)
 
     def leaves(self, request: LeavesRequest) -> HashesResponse:
@@ -105,7 +105,7 @@ class LocalTrees:
         rows = whole.reshape(len(request.branches), -1)
         for led in self._replicas.led(request.bucket_type):
             cached = self._trees.cached.get(led.partition)
-            readiness.append(_readiness(led.partition, cached))
+            readiness.append(readiness_of(led.partition, cached))
             if cached is None or cached.tree is None:
                 continue
             first, end = led.segments
@@ -179,7 +179,8 @@ class LocalTrees:
         return wire.encode_rows(await self.clocks(wire.decode_clocks_request(body)))
 
 
-def _readiness(partition: int, cached: CachedTree | None) -> TreeReadiness:
+def readiness_of(partition: int, cached: CachedTree | None) -> TreeReadiness:
+    """Whether the tree of a partition that this node leads can answer."""
     if cached is None:
         return TreeReadiness(partition, False, "its tree is not known yet")
     if cached.tree is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,27 @@ LEAF_COUNT: Final = 1 << LEAF_BITS
 SIZE_BITS_MIN: Final = 12
 """The smallest tree compared has 2^12 segments, 4 leaves a branch: enough to locate some thousand differing keys."""
 
-PAGE_LEAVES: Final = mmap.PAGESIZE // 8
-"""Leaves of a page of memory; the kernel allocates the page at the first write to it."""
-
 Hashes = NDArray[np.uint64]
 """64-bit hashes, little-endian on the wire."""
 
 WIRE: Final = np.dtype("<u8")
+
+
+class LeafForm(NamedTuple):
+    """How a tree's 2^20 leaves lie in memory: bytes of a leaf (4 or 8), and bits of a segment within its branch."""
+
+    leaf_bytes: int
+    leaf_bits: int
+
+    @property
+    def branch_count(self) -> int:
+        """Branches of the tree."""
+        return SEGMENT_COUNT >> self.leaf_bits
+
+    @property
+    def page_leaves(self) -> int:
+        """Leaves of a page of memory; the kernel allocates the page at the first write to it."""
+        return mmap.PAGESIZE // self.leaf_bytes
 
 
 class HashTree:
@@ -44,26 +58,30 @@ class HashTree:
 
     __slots__ = ("_hashes", "_leaves", "end", "first")
 
+    form: ClassVar[LeafForm] = LeafForm(8, LEAF_BITS)
+
     def __init__(self, first: int = 0, end: int = SEGMENT_COUNT) -> None:
         assert 0 <= first < end <= SEGMENT_COUNT
         self.first = first
         self.end = end
-        memory = mmap.mmap(-1, 8 * (end - first), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        size = self.form.leaf_bytes
+        memory = mmap.mmap(-1, size * (end - first), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page would take 2 MB for one change
-        self._leaves = memoryview(memory).cast("Q")
-        self._hashes: Hashes = np.frombuffer(memory, dtype=np.uint64)
+        self._leaves = memoryview(memory).cast("Q" if size == 8 else "I")
+        self._hashes: Hashes = np.frombuffer(memory, dtype=f"u{size}")
 
     def change(self, segment: int, delta: int) -> None:
         """XOR `delta` into the leaf of `segment` (of 2^20)."""
         self.change_all(((segment, delta),))
 
-    def change_all(self, changes: Iterable[tuple[int, int]]) -> None:
-        """`change` for each (segment, delta)."""
+    def change_all(self, changes: Iterable[tuple[int, ...]]) -> None:
+        """`change` for each (segment, delta, ...)."""
         leaves, first = self._leaves, self.first
-        for segment, delta in changes:
+        for change in changes:
+            segment = change[0]
             assert segment >= first
-            leaves[segment - first] ^= delta
+            leaves[segment - first] ^= change[1]
 
     def change_sorted(self, segments: NDArray[np.int64], deltas: Hashes) -> None:
         """`change` for each segment and its delta; segments are in ascending order (asserted)."""
@@ -80,10 +98,10 @@ class HashTree:
         """XOR `other`, whose range lies within this one's, into this one."""
         assert self.first <= other.first
         assert other.end <= self.end
-        shift = other.first - self.first
-        for page in np.flatnonzero(other._block_or(PAGE_LEAVES)).tolist():
-            theirs = other._hashes[page * PAGE_LEAVES : (page + 1) * PAGE_LEAVES]
-            at = shift + page * PAGE_LEAVES
+        shift, count = other.first - self.first, self.form.page_leaves
+        for page in np.flatnonzero(other._block_or(count)).tolist():
+            theirs = other._hashes[page * count : (page + 1) * count]
+            at = shift + page * count
             self._hashes[at : at + len(theirs)] ^= theirs
 
     def _block_or(self, count: int) -> Hashes:
@@ -92,36 +110,41 @@ class HashTree:
         return found
 
     def branch_hashes(self) -> Hashes:
-        """The hashes of all BRANCH_COUNT branches; 0 for empty ones."""
-        first, last = self.first >> LEAF_BITS, (self.end - 1) >> LEAF_BITS
-        starts = (np.arange(first, last + 1) << LEAF_BITS) - self.first
+        """The hashes of all branches; 0 for empty ones."""
+        bits = self.form.leaf_bits
+        first, last = self.first >> bits, (self.end - 1) >> bits
+        starts = (np.arange(first, last + 1) << bits) - self.first
         starts[0] = 0
-        hashes: Hashes = np.zeros(BRANCH_COUNT, dtype=np.uint64)
+        hashes: Hashes = np.zeros(self.form.branch_count, dtype=np.uint64)
         hashes[first : last + 1] = np.bitwise_xor.reduceat(self._hashes, starts)
         return hashes
 
     def leaves(self, branch: int, size_bits: int = SEGMENT_BITS) -> Hashes:
         """The leaves of a branch in the tree of 2^size_bits segments, in segment order; 0 outside the range."""
         assert SIZE_BITS_MIN <= size_bits <= SEGMENT_BITS
-        start = branch << LEAF_BITS
-        low, high = max(start, self.first), min(start + LEAF_COUNT, self.end)
-        if high - low == LEAF_COUNT:
+        bits = self.form.leaf_bits
+        count = 1 << bits
+        start = branch << bits
+        low, high = max(start, self.first), min(start + count, self.end)
+        if high - low == count:
             whole = self._hashes[low - self.first : high - self.first]
         else:
-            whole = np.zeros(LEAF_COUNT, dtype=np.uint64)
+            whole = np.zeros(count, dtype=np.uint64)
             if low < high:
                 whole[low - start : high - start] = self._hashes[low - self.first : high - self.first]
-        folded: Hashes = np.bitwise_xor.reduce(whole.reshape(1 << (size_bits - BRANCH_BITS), -1), axis=1)
-        return folded
+        folded = np.bitwise_xor.reduce(whole.reshape(1 << (bits + size_bits - SEGMENT_BITS), -1), axis=1)
+        found: Hashes = folded.astype(np.uint64, copy=False)
+        return found
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of all pages with a leaf that is not 0."""
-        pages = np.flatnonzero(self._block_or(PAGE_LEAVES))
+        count = self.form.page_leaves
+        pages = np.flatnonzero(self._block_or(count))
         if not len(pages):
             return 0
-        beyond = (int(pages[-1]) + 1) * PAGE_LEAVES - len(self._hashes)
-        return 8 * (len(pages) * PAGE_LEAVES - max(0, beyond))
+        beyond = (int(pages[-1]) + 1) * count - len(self._hashes)
+        return self.form.leaf_bytes * (len(pages) * count - max(0, beyond))
 
     def dump(self) -> dict[int, bytes]:
         """The leaves, little-endian, of every branch that is not empty."""

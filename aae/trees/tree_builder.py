@@ -13,9 +13,10 @@ XOR is commutative, so merging both gives the current tree.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,12 +181,52 @@ SLICE_BYTES: Final = 1024 * 1024
 """Bytes between two sleeps, the limit where names and clocks are long."""
 
 
+Change = tuple[Any, ...]
+"""What an entry changes in a tree, as its contents have it; the last item is the entry's offset."""
+
+
+class TreeContents:
+    """What is hashed into trees: what an applied entry changes, and what key rows contribute. Trees of other contents
+    (`aae.riak_trees.contents`) are kept by the same cache."""
+
+    page_rows = SLICE_ROWS
+    """Key rows of a slice of a build."""
+
+    log_fields: Mapping[str, str] = MappingProxyType({})
+    """What events about these trees have beside the partition."""
+
+    def tree(self, first: int = 0, end: int = SEGMENT_COUNT) -> HashTree:
+        """An empty tree of the segments [first, end)."""
+        return HashTree(first, end)
+
+    def changes(self, partition: int, entries: Sequence[Entry]) -> Sequence[Change] | None:  # noqa: ARG002
+        """What the entries change in the partition's tree, for `change`; None: that is not known, and the tree must be
+        built again. Each applied entry of a partition with a tree is passed once, in the order of offsets."""
+        return [(e.key_hash >> 44, e.leaf_change, e.offset) for e in entries if e.leaf_change]
+
+    def change(self, tree: HashTree, changes: Sequence[Change]) -> None:
+        """Make such changes."""
+        tree.change_all(changes)
+
+    def add_page(self, tree: HashTree, bucket_type: bytes, names: Sequence[bytes], values: Sequence[bytes]) -> None:  # noqa: ARG002
+        """Add a page of key rows, as `page_leaves` takes them, to a tree that lacks them. Raises Corruption."""
+        tree.change_sorted(*page_leaves(names, values, tree.first, tree.end))
+
+
+OWN_CONTENTS: Final = TreeContents()
+"""Those of the trees by which clusters of Isthmus compare."""
+
+
 class TreeBuild:
     """A tree under construction. `fold` runs in a thread, all other methods on the event loop."""
 
-    def __init__(self, first: int = 0, end: int = SEGMENT_COUNT) -> None:
-        """A builder for the segments [first, end)."""
-        self._changes: list[tuple[int, int, int]] = []
+    def __init__(
+        self, first: int = 0, end: int = SEGMENT_COUNT, contents: TreeContents = OWN_CONTENTS, bucket_type: bytes = b""
+    ) -> None:
+        """A builder for the segments [first, end) of a bucket type."""
+        self._contents = contents
+        self._bucket_type = bucket_type
+        self._changes: list[Change] = []
         self._since: int | None = None
         self._range = first, end
         self._delta: HashTree | None = None
@@ -197,28 +238,27 @@ class TreeBuild:
         self.valid = True
         """False after a gap: the collected changes are incomplete."""
 
-    def add(self, entries: Sequence[Entry]) -> None:
-        """Collect the leaf changes of applied entries."""
+    def add(self, changes: Sequence[Change]) -> None:
+        """Collect the changes of applied entries (`TreeContents.changes`)."""
         self.progressed.set()
         since = self._since
         if since is None:
-            self._changes += [(e.offset, e.key_hash >> 44, e.leaf_change) for e in entries if e.leaf_change]
+            self._changes += changes
         else:
-            changed = (e for e in entries if e.leaf_change and e.offset >= since)  # a barrier has no segment
-            self._change([(e.key_hash >> 44, e.leaf_change) for e in changed])
+            self._change([each for each in changes if each[-1] >= since])
 
     def set_snapshot_offset(self, offset: int) -> None:
         """Set the snapshot's offset; changes below it are part of the snapshot and are dropped."""
         self._since = offset
-        self._change([(segment, delta) for at, segment, delta in self._changes if at >= offset])
+        self._change([each for each in self._changes if each[-1] >= offset])
         self._changes.clear()
 
-    def _change(self, changes: Sequence[tuple[int, int]]) -> None:
+    def _change(self, changes: Sequence[Change]) -> None:
         if not changes:
             return
         if self._delta is None:
-            self._delta = HashTree(*self._range)
-        self._delta.change_all(changes)
+            self._delta = self._contents.tree(*self._range)
+        self._contents.change(self._delta, changes)
 
     def complete(self, tree: HashTree) -> HashTree:
         """Merge the collected changes into `tree`, the result of `fold`."""
@@ -239,14 +279,14 @@ class TreeBuild:
         with closing(store.transfers.snapshot(partition)) as snapshot:
             offset = snapshot.end.offset
             loop.call_soon_threadsafe(self.set_snapshot_offset, offset)
-            tree = HashTree(*self._range)
-            with closing(snapshot.key_pages(rows.segment_name(0), SEGMENT_COUNT, SLICE_ROWS, SLICE_BYTES)) as pages:
+            tree, size = self._contents.tree(*self._range), self._contents.page_rows
+            with closing(snapshot.key_pages(rows.segment_name(0), SEGMENT_COUNT, size, SLICE_BYTES)) as pages:
                 while self.valid and not stopping():
                     began_s = machine().monotonic_s()
                     page = next(pages, None)
                     if page is None:
                         break
-                    tree.change_sorted(*page_leaves(*page, tree.first, tree.end))
+                    self._contents.add_page(tree, self._bucket_type, *page)
                     self.keys += len(page[0])
                     now_s, others_s = machine().monotonic_s(), machine().process_cpu_s() - machine().cpu_s()
                     machine().sleep(throttle.rest_s(now_s - began_s, now_s, others_s))

@@ -21,10 +21,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from isthmus.aae.damaged_rows import DamagedRows
-from isthmus.aae.ports import LocalReplicas
+from isthmus.aae.ports import ReplicaSnapshots
 from isthmus.aae.trees.throttle import TreeThrottle
 from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, Hashes, HashTree
-from isthmus.aae.trees.tree_builder import TreeBuild, first_rebuild_ms
+from isthmus.aae.trees.tree_builder import OWN_CONTENTS, TreeBuild, TreeContents, first_rebuild_ms
 from isthmus.aae.trees.tree_files import load_and_remove_tree, remove_trees, save_tree
 from isthmus.repl.machine import machine
 from isthmus.repl.model.entry import Entry
@@ -135,15 +135,18 @@ class TreeCache:
         self,
         store: Store,
         *,
-        directory: Path,
-        replicas: LocalReplicas,
+        directory: Path | None,
+        replicas: ReplicaSnapshots,
         damaged: DamagedRows,
         time: TimeSource,
         rebuild_ms: int = 0,
+        contents: TreeContents = OWN_CONTENTS,
     ) -> None:
-        """`directory` holds the trees between a clean stop and the next start. Each tree is rebuilt every `rebuild_ms`;
-        0: only on request. `damaged` gets the segments in which a rebuilt tree differs from the one that it replaces,
-        and the partitions whose rows no tree can be built from."""
+        """`directory` holds the trees between a clean stop and the next start; None: they end with the process. Each
+        tree is rebuilt every `rebuild_ms`; 0: only on request. `damaged` gets the segments in which a rebuilt tree
+        differs from the one that it replaces, and the partitions whose rows no tree can be built from. `contents`: what
+        is hashed into them."""
+        self._contents = contents
         self._rebuild_ms = rebuild_ms
         self._store = store
         self._directory = directory
@@ -170,12 +173,13 @@ class TreeCache:
         """Load saved trees and begin to build the missing ones. Raises LocalFault."""
         for one in self._replicas.snapshots():
             saved = None
-            if one.whole:
+            if one.whole and self._directory is not None:
                 saved = load_and_remove_tree(self._directory, one.partition, one.log_id, one.applied, one.segments)
             self.cached[one.partition] = CachedTree(
                 one.bucket_type, one.log_id, saved, one.applied, segments=one.segments
             )
-        remove_trees(self._directory)
+        if self._directory is not None:
+            remove_trees(self._directory)
         loop = asyncio.get_running_loop()
         loop.run_in_executor(self._pool, int)  # start its thread now rather than at the first build
         self._task = loop.create_task(self._run())
@@ -191,7 +195,7 @@ class TreeCache:
     async def stop(self, *, save: bool) -> None:
         """Stop builds; with `save` write every ready tree. Call it once the partitions apply no more entries."""
         await self.stop_builds()
-        if save:
+        if save and self._directory is not None:
             for partition, cached in self.cached.items():
                 if cached.tree is not None and cached.offset:
                     try:
@@ -223,28 +227,30 @@ class TreeCache:
         if first != cached.offset:
             self._gap(partition, cached)
         if cached.captures:
-            entries = self._captured(cached, entries)
+            entries = self._captured(partition, cached, entries)
             if not entries:
                 return
-        self._apply(cached, entries)
+        self._apply(partition, cached, entries)
 
-    @staticmethod
-    def _apply(cached: CachedTree, entries: Sequence[Entry]) -> None:
-        changes = [(entry.key_hash >> 44, entry.leaf_change) for entry in entries if entry.leaf_change]
+    def _apply(self, partition: int, cached: CachedTree, entries: Sequence[Entry]) -> None:
+        changes = self._contents.changes(partition, entries)
         cached.offset = entries[-1].offset + 1
+        if changes is None:
+            self._gap(partition, cached)
+            return
         if cached.tree is not None:
-            cached.tree.change_all(changes)
+            self._contents.change(cached.tree, changes)
         build = cached.build
         if build is not None:
-            build.add(entries)
+            build.add(changes)
 
-    def _captured(self, cached: CachedTree, entries: Sequence[Entry]) -> Sequence[Entry]:
+    def _captured(self, partition: int, cached: CachedTree, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Resolve the captures whose offset lies within `entries`; returns the entries behind the last of them."""
         end = entries[-1].offset + 1
         for capture in sorted(c for c in cached.captures if c.offset <= end):
             before = [entry for entry in entries if entry.offset < capture.offset]
             if before:
-                self._apply(cached, before)
+                self._apply(partition, cached, before)
                 entries = entries[len(before) :]
             cached.captures.remove(capture)
             self._resolve(cached, capture)
@@ -279,9 +285,16 @@ class TreeCache:
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """See ApplyListener. Leaders and followers keep trees alike."""
 
+    def replicas_changed(self) -> None:
+        """Drop the trees of replicas that are none of `replicas` any more, and soon build those of others."""
+        held = {one.partition for one in self._replicas.snapshots()}
+        for partition in [p for p in self.cached if p not in held]:
+            del self.cached[partition]
+        self._wake.set()
+
     def _gap(self, partition: int, cached: CachedTree) -> None:
         """Drop the tree: rows arrived by another way than entries."""
-        log.info("trees.gap", partition=partition, kept_to=cached.offset)
+        log.info("trees.gap", partition=partition, kept_to=cached.offset, **self._contents.log_fields)
         cached.tree = None
         if cached.build is not None:
             cached.build.valid = False
@@ -345,7 +358,7 @@ class TreeCache:
             cached = self.cached.get(partition)
             if cached is None or cached.log_id != one.log_id:
                 empty = one.applied == 0 and one.whole
-                tree = HashTree(*one.segments) if empty else None
+                tree = self._contents.tree(*one.segments) if empty else None
                 cached = CachedTree(one.bucket_type, one.log_id, tree, one.applied, segments=one.segments)
                 self.cached[partition] = cached
             if cached.offset != one.applied:  # a gap that no entry has revealed to `applied` yet
@@ -371,7 +384,7 @@ class TreeCache:
 
     async def _build(self, partition: int) -> None:
         cached = self.cached[partition]
-        build = cached.build = TreeBuild(*cached.segments)
+        build = cached.build = TreeBuild(*cached.segments, self._contents, cached.bucket_type)
         self._requested.discard(partition)
         cached.reason = "rebuilding"
         cached.rebuild_at_ms = self._time.now_ms() + self._rebuild_ms
@@ -409,14 +422,22 @@ class TreeCache:
                 )
         cached.tree, cached.reason, cached.built_ms = tree, "", self._time.wall_ms()
         cached.failures, cached.failed_by = 0, ""
-        log.info("trees.built", partition=partition, keys=build.keys, seconds=round(seconds, 3))
+        log.info(
+            "trees.built", partition=partition, keys=build.keys, seconds=round(seconds, 3), **self._contents.log_fields
+        )
 
     def _failed(self, partition: int, cached: CachedTree, error: Exception) -> None:
         """Schedule the retry; log a failure once, until its reason changes or a build succeeds."""
         why = f"cannot be built: {error}"
         pause_ms = min(RETRY_MS << min(cached.failures, 16), RETRY_MS_MAX)
         if why != cached.failed_by:
-            log.error("trees.build_failed", partition=partition, error=str(error), again_in_s=pause_ms // 1000)
+            log.error(
+                "trees.build_failed",
+                partition=partition,
+                error=str(error),
+                again_in_s=pause_ms // 1000,
+                **self._contents.log_fields,
+            )
         cached.failures += 1
         cached.reason = cached.failed_by = why
         cached.retry_at_ms = self._time.now_ms() + pause_ms
@@ -442,7 +463,12 @@ class TreeCache:
         self.mismatches += [Mismatch(partition, s, offset, against, wall_ms) for s in segments[:MISMATCHES_KEPT]]
         del self.mismatches[:-MISMATCHES_KEPT]
         log.error(
-            "trees.mismatch", partition=partition, against=against, segments=list(segments[:10]), count=len(segments)
+            "trees.mismatch",
+            partition=partition,
+            against=against,
+            segments=list(segments[:10]),
+            count=len(segments),
+            **self._contents.log_fields,
         )
 
     def leaf(self, partition: int, segment: int) -> int | None:

@@ -13,7 +13,7 @@ import pytest
 from isthmus.aae.damaged_rows import DamagedRows
 from isthmus.aae.ports import ReplicaSnapshot
 from isthmus.aae.trees.tree import HashTree
-from isthmus.aae.trees.tree_builder import TreeBuild, row_leaf
+from isthmus.aae.trees.tree_builder import OWN_CONTENTS, TreeBuild, row_leaf
 from isthmus.aae.trees.tree_cache import TreeCache, TreeState
 from isthmus.aae.trees.tree_files import load_and_remove_tree, save_tree
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
@@ -306,7 +306,9 @@ def test_a_barrier_that_is_applied_while_a_tree_is_built_is_in_no_segment() -> N
     snapshot and after."""
     barrier = make_entry(EntryKind.BARRIER, 5, 0, request_id=b"", origin=bytes(16), time_ms=0)
     build = TreeBuild(1000, 2000)
-    build.add([barrier])
-    build.set_snapshot_offset(0)
-    build.add([barrier._replace(offset=1)])
+    for at in range(2):
+        changes = OWN_CONTENTS.changes(PARTITION, [barrier._replace(offset=at)])
+        assert changes is not None
+        build.add(changes)
+        build.set_snapshot_offset(0)
     assert not build.complete(HashTree(1000, 2000)).differing_leaves(HashTree(1000, 2000))
