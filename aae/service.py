@@ -7,7 +7,7 @@ peers of the settings and those that operators add.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,10 @@ from isthmus.aae.exchange.cluster import ClusterTrees
 from isthmus.aae.exchange.local import LocalTrees
 from isthmus.aae.exchange.remote import PeerTrees
 from isthmus.aae.ports import LocalReplicas, Members, NodeRpc, OtherClocks, PeerAccess, QueueTypes, RpcHandler
+from isthmus.aae.riak_trees.cluster import ClusterRiakTrees
+from isthmus.aae.riak_trees.contents import ReplacedClocks
+from isthmus.aae.riak_trees.groups import TreeGroups
+from isthmus.aae.riak_trees.local import LocalRiakTrees
 from isthmus.aae.scheduling.alarm import SchedulerAlarm
 from isthmus.aae.scheduling.check import PeerChecker, Repairs
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps
@@ -33,7 +37,7 @@ from isthmus.aae.scrub.replica_agreement import ReplicaTreeCheck
 from isthmus.aae.scrub.row_audit import Scrubber
 from isthmus.aae.scrub.row_repair import ForeignObjects, RowRepair, fetch_foreign_objects
 from isthmus.aae.trees.tree_cache import TreeCache, TreeState
-from isthmus.config.settings import FullSyncSettings
+from isthmus.config.settings import FullSyncSettings, RiakTreeSettings
 from isthmus.repl.machine import machine
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import IsthmusError
@@ -52,6 +56,7 @@ class FullSyncConfig(NamedTuple):
     directory: Path
     peers: Sequence[FullSyncSettings]
     tree_rebuild_ms: int
+    riak_trees: Sequence[RiakTreeSettings]
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class LocalRows:
 
     store: Store
     replicas: LocalReplicas
+    replaced: ReplacedClocks
     changes: AppliedChanges
     damaged: DamagedRows
     read_pool: Executor
@@ -70,6 +76,8 @@ class FullSyncCluster:
     """What full-sync needs of its cluster, and the ways to other ones."""
 
     members: Members
+    known_types: Callable[[], Collection[bytes] | None]
+    """The bucket types; None while they are not known here."""
     queue_types: QueueTypes
     rpc: NodeRpc
     repairs: Repairs
@@ -165,6 +173,19 @@ class FullSync:
         local.changes.add(self.trees)
         self.local_trees = LocalTrees(self.trees, store, replicas=replicas, read_pool=pool, damaged=local.damaged)
         self.cluster_trees = ClusterTrees(self.local_trees, cluster.members, cluster.rpc)
+        groups = TreeGroups(config.riak_trees)
+        self.riak_trees = LocalRiakTrees(
+            groups,
+            store,
+            replicas=replicas,
+            replaced=local.replaced,
+            changes=local.changes,
+            time=time,
+            rebuild_ms=config.tree_rebuild_ms,
+        )
+        self.cluster_riak_trees = ClusterRiakTrees(
+            groups, self.riak_trees, known_types=cluster.known_types, members=cluster.members, rpc=cluster.rpc
+        )
         self.scheduler = CheckScheduler(
             config.peers,
             CheckCluster(config.node, cluster.members, cluster.queue_types, cluster.clocks.skew_ms),
@@ -198,12 +219,13 @@ class FullSync:
 
     def request_handlers(self) -> dict[str, RpcHandler]:
         """Handlers of requests from other nodes, by method."""
-        parts = (self.local_trees, self.replica_check, self.row_repair)
+        parts = (self.local_trees, self.riak_trees, self.replica_check, self.row_repair)
         return {method: handler for part in parts for method, handler in part.request_handlers().items()}
 
     def start(self) -> None:
         """Load the saved trees and begin to build others; call it before anything is applied. Raises LocalFault."""
         self.trees.start()
+        self.riak_trees.start()
         self.replica_check.start()
         self.scrubber.start()
 
@@ -223,17 +245,24 @@ class FullSync:
         """Stop all that reads the store; call it before the store is closed, which must not happen during a scan."""
         await self.replica_check.stop()
         await self.scrubber.stop()
+        await self.riak_trees.stop_builds()
         await self.trees.stop_builds()
 
     async def stop(self, *, save: bool) -> None:
         """Stop all else; call it once nothing is applied any more. `save`: keep the trees for the next start."""
+        await self.riak_trees.stop()
         await self.trees.stop(save=save)
 
     def metrics(self) -> list[Sample]:
         """For Prometheus."""
         scrubbed: Sample = ("isthmus_tree_rows_audited_total", {}, self.scrubber.rows_total)
-        own = [*self.trees.metrics(), scrubbed, *self.row_repair.metrics()]
+        own = [*self.trees.metrics(), *self.riak_trees.metrics(), scrubbed, *self.row_repair.metrics()]
         return [*own, *fullsync_metrics.samples(self.scheduler, self._time.wall_ms())]
+
+    def statuses(self) -> list[dict[str, str]]:
+        """State and reason of full-sync, and of the trees for Riaks if there are any."""
+        of_riak = self.riak_trees.status()
+        return [self.status()] if of_riak is None else [self.status(), of_riak]
 
     def status(self) -> dict[str, str]:
         """State and reason, shown as `idle: not configured`."""

@@ -103,7 +103,7 @@ def load_text(text: str, path: Path) -> Settings:
     reader = _SettingsReader(path, lines)
     settings: Settings = reader.table(Settings, values, (), "")
     settings = dataclasses.replace(settings, origins=reader.origins)
-    for broken in chain(relations.broken_relations(settings), relations.broken_fullsync(settings)):
+    for broken in chain(*(rules(settings) for rules in relations.RULES)):
         reader.relation(broken)
     if reader.faults:
         raise ConfigError(str(path), sorted(reader.faults, key=lambda fault: (fault.line, fault.path)))

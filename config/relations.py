@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from isthmus.config.settings import UNENCRYPTED, Address, Settings, TlsSettings
+from isthmus.config.settings import ALL_TYPES, UNENCRYPTED, Address, Settings, TlsSettings
 
 
 class RelationViolation(NamedTuple):
@@ -128,6 +128,30 @@ def _lists(settings: Settings) -> Iterator[RelationViolation]:
             )
 
 
+def broken_riak_trees(settings: Settings) -> Iterator[RelationViolation]:
+    """Every relation of [[riak.trees]] that does not hold."""
+    first: dict[int, int] = {}
+    places: dict[str, int] = {}
+    for number, tree in enumerate(settings.riak.trees):
+        path = f"riak.trees[{number}]"
+        if tree.n_val in first:
+            yield RelationViolation(
+                (f"{path}.n_val", f"riak.trees[{first[tree.n_val]}].n_val"),
+                f"n_val {tree.n_val} is there twice; list all of its bucket types once",
+            )
+        first.setdefault(tree.n_val, number)
+        for name in tree.bucket_types.split(","):
+            other = next((places[each] for each in (name, ALL_TYPES) if each in places), None)
+            if other is None and name == ALL_TYPES and places:
+                other = next(iter(places.values()))
+            if other is not None and other != number:
+                yield RelationViolation(
+                    (f"{path}.bucket_types", f"riak.trees[{other}].bucket_types"),
+                    f"{name} is in two trees; in a Riak a bucket type has one n_val",
+                )
+            places.setdefault(name, number)
+
+
 def is_own(url: str, own: Address) -> bool:
     """True for the URL of the listener at `own`."""
     address = urlsplit(url)
@@ -186,3 +210,7 @@ def _tls_relations(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple
         yield ("tls.metastore",), "set tls.authority, too: who may sign for the ZooKeepers"
     if tls.metastore and not named_metastore:
         yield ("tls.metastore",), "the embedded metastore listens on loopback without TLS; name metastore.hosts"
+
+
+RULES: Final = (broken_relations, broken_fullsync, broken_riak_trees)
+"""All relations of a file."""

@@ -246,6 +246,31 @@ NO_SINK: Final = SinkSettings()
 
 
 @dataclass(frozen=True, slots=True)
+class RiakTreeSettings:
+    """[[riak.trees]]: what a Riak's full-sync compares ([Riak's full-sync](http-between.md#riaks-full-sync)). The same
+    in the files of all nodes."""
+
+    # A Riak has 3 by default; more than a handful of copies are unheard of.
+    n_val: Annotated[int, WholeNumber(1, 64)]
+    """The `n_val` of these bucket types in the Riak, and that of its full-sync (`ttaaefs_localnval`)."""
+
+    bucket_types: Annotated[str, BUCKET_TYPES]
+    """Bucket types of this `n_val`, separated by commas; `"*"`: all. A Riak has a tree for each n_val, so those that it
+    lacks do not belong here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RiakSettings:
+    """[riak]: what this node does with Riak clusters."""
+
+    trees: tuple[RiakTreeSettings, ...] = ()
+
+
+NO_RIAK: Final = RiakSettings()
+"""Nothing is kept for a Riak."""
+
+
+@dataclass(frozen=True, slots=True)
 class FullSyncSettings:
     """[[fullsync]]: one other cluster to compare with, and how often. Several nodes may have the same one: they share
     nothing, and their checks fall on different moments of a slot."""
@@ -729,6 +754,7 @@ class Settings:
     source: SourceSettings = SourceSettings()
     queues: tuple[QueueSettings, ...] = ()
     sink: SinkSettings = NO_SINK
+    riak: RiakSettings = NO_RIAK
     fullsync: tuple[FullSyncSettings, ...] = ()
     reconcile: ReconcileSettings = ReconcileSettings()
     traces: TracesSettings = TracesSettings()

@@ -333,8 +333,9 @@ def settings_blocks(section: type, path: str) -> Iterator[tuple[str, str]]:
     for each in sections_of(section):
         inner = f"{path}.{each.name}" if path else each.name
         header = f"[[{inner}]]" if each.many else f"[{inner}]"
-        rows = (setting_row(setting) for setting in settings_of(each.kind).values())
-        yield header, table(("key", "default", "range", "meaning"), rows)
+        rows = [setting_row(setting) for setting in settings_of(each.kind).values()]
+        if rows:
+            yield header, table(("key", "default", "range", "meaning"), rows)
         yield from settings_blocks(each.kind, inner)
 
 

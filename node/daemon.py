@@ -35,6 +35,7 @@ import structlog
 import uvloop
 
 from isthmus.aae import fullsync_metrics
+from isthmus.aae.riak_trees import local as riak_trees
 from isthmus.aae.row_stream import streams
 from isthmus.aae.trees import tree_cache
 from isthmus.config.loader import ConfigError, load_file
@@ -161,6 +162,7 @@ METRICS: Final = {
     **status.HELP,
     **sink_listing.HELP,
     **tree_cache.HELP,
+    **riak_trees.HELP,
     **fullsync_metrics.HELP,
     **streams.HELP,
     **application.HELP,
@@ -413,6 +415,7 @@ class Node:
                 acts=services.queue_acts,
                 riak_info=RiakView(services),
                 folds=ClusterFoldsView(services),
+                riak_trees=services.fullsync.cluster_riak_trees,
                 status=self,
                 time=self._time,
                 addresses=services.client_routes,

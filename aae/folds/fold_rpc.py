@@ -13,7 +13,18 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from isthmus.aae.folds.folds import FOUND_MAX, FoldCursor, FoldKind, FoldMatch, FoldRequest, Folds, FoldScope, Page
+from isthmus.aae.folds.folds import (
+    FOUND_MAX,
+    ROWS_MAX,
+    FoldCursor,
+    FoldKind,
+    FoldMatch,
+    FoldRequest,
+    Folds,
+    FoldScope,
+    Page,
+    RiakTreeShape,
+)
 from isthmus.aae.ports import Leaders, NodeRpc, RpcHandler
 from isthmus.repl.model.errors import CodecError, NotReady
 
@@ -27,6 +38,8 @@ VERSION: Final = 1
 
 SEGMENT_BITS_MAX: Final = 32
 """Bits of a Riak's segments; its largest trees have 22."""
+
+_Word = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 NUMBER_MAX: Final = 1 << 63
 """Upper bound of integers in msgpack between nodes."""
@@ -65,67 +78,84 @@ class FoldRouter:
         return encode_page(await self._folds.page(*decode_request(body)))
 
 
-_Request = tuple[Literal[1], int, FoldKind, FoldScope, FoldCursor, str, bool]
-"""VERSION, partition, and the fields of a FoldRequest."""
+class _Request(msgspec.Struct, array_like=True, frozen=True):
+    """VERSION, partition, and the fields of a FoldRequest."""
 
-_Page = tuple[
-    Literal[1],
-    FoldCursor | None,
-    int,
-    int,
-    Annotated[list[FoldMatch], msgspec.Meta(max_length=FOUND_MAX)],
-    int,
-    dict[str, int],
-    dict[bytes, int],
-    tuple[int, int, int],
-    dict[int, int],
-    dict[int, int],
-]
-"""VERSION, and the fields of a Page in its order; objects, tombstones and bytes are one tuple."""
+    version: Literal[1]
+    partition: int
+    kind: FoldKind
+    scope: FoldScope
+    cursor: FoldCursor
+    queue: str
+    dry: bool
+    tree: RiakTreeShape | None = None
+
+
+class _Page(msgspec.Struct, array_like=True, frozen=True):
+    """VERSION, and the fields of a Page in its order; objects, tombstones and bytes are one tuple."""
+
+    version: Literal[1]
+    next: FoldCursor | None
+    scanned: int
+    matched: int
+    found: Annotated[list[FoldMatch], msgspec.Meta(max_length=FOUND_MAX)]
+    done: int
+    refused: dict[str, int]
+    buckets: dict[bytes, int]
+    totals: tuple[int, int, int]
+    sizes: dict[int, int]
+    siblings: dict[int, int]
+    leaves: Annotated[dict[_Word, _Word], msgspec.Meta(max_length=ROWS_MAX)] = {}
+
 
 _decode_request = msgspec.msgpack.Decoder(_Request).decode
 _decode_page = msgspec.msgpack.Decoder(_Page).decode
 
 
+_REQUEST_OF_VERSION_1: Final = 5
 _SCOPE_OF_VERSION_1: Final = 8
 _MATCH_OF_VERSION_1: Final = 6
-"""Fields of a FoldScope and of a FoldMatch that every version knows. Those behind them are sent only where they are
-set, which happens only for kinds and scopes that earlier versions refuse anyway."""
+"""Fields of a FoldRequest, a FoldScope and a FoldMatch that every version knows. Those behind them, and the leaves of a
+page, are sent only where they are set, which happens only for kinds and scopes that earlier versions refuse anyway."""
 
 
 def encode_request(partition: int, request: FoldRequest) -> bytes:
     scope = request.scope
     known = scope if scope.riak_segments is not None else scope[:_SCOPE_OF_VERSION_1]
-    return msgspec.msgpack.encode((VERSION, partition, request.kind, known, *request[2:]))
+    fields = request if request.tree is not None else request[:_REQUEST_OF_VERSION_1]
+    return msgspec.msgpack.encode((VERSION, partition, request.kind, known, *fields[2:]))
 
 
 def decode_request(data: bytes) -> tuple[int, FoldRequest]:
     """(partition, request). Raises CodecError."""
     try:
-        _, partition, *fields = _decode_request(data)
+        found = _decode_request(data)
     except (ValueError, RecursionError) as error:
         raise CodecError(f"not a request for a page of a fold, version {VERSION}: {error}") from error
-    asked = FoldRequest(*fields)
-    if asked.scope.riak_segments is not None and not 0 <= asked.scope.riak_segments.bits <= SEGMENT_BITS_MAX:
-        raise CodecError(f"segments of a tree of 2^{asked.scope.riak_segments.bits} leaves")
-    return partition, asked
+    for tree in (found.scope.riak_segments, found.tree):
+        if tree is not None and not 0 <= tree.bits <= SEGMENT_BITS_MAX:
+            raise CodecError(f"segments of a tree of 2^{tree.bits} leaves")
+    if (found.kind is FoldKind.RIAK_TREE) != (found.tree is not None):
+        raise CodecError(f"a fold {found.kind} with a tree of {found.tree}")
+    return found.partition, FoldRequest(found.kind, found.scope, found.cursor, found.queue, found.dry, found.tree)
 
 
 def encode_page(page: Page) -> bytes:
     totals = (page.objects, page.tombstones, page.bytes)
     counters = (dict(page.refused), dict(page.buckets), totals, dict(page.sizes), dict(page.siblings))
     found = [one if one.clock else one[:_MATCH_OF_VERSION_1] for one in page.found]
-    return msgspec.msgpack.encode((VERSION, page.next, page.scanned, page.matched, found, page.done, *counters))
+    known = (VERSION, page.next, page.scanned, page.matched, found, page.done, *counters)
+    return msgspec.msgpack.encode((*known, page.leaves) if page.leaves else known)
 
 
 def decode_page(data: bytes) -> Page:
     """Raises CodecError."""
     try:
-        _, cursor, scanned, matched, found, done, refused, buckets, totals, sizes, siblings = _decode_page(data)
+        page = _decode_page(data)
     except (ValueError, RecursionError) as error:
         raise CodecError(f"not a page of a fold, version {VERSION}: {error}") from error
-    counters = (Counter(refused), Counter(buckets), *totals, Counter(sizes), Counter(siblings))
-    return Page(cursor, scanned, matched, found, done, *counters)
+    counters = (Counter(page.refused), Counter(page.buckets), *page.totals, Counter(page.sizes), Counter(page.siblings))
+    return Page(page.next, page.scanned, page.matched, page.found, page.done, *counters, page.leaves)
 
 
 # -- JSON of the admin API --------------------------------------------------------------------------------------------
@@ -177,6 +207,8 @@ def parse_fold_request(body: Mapping[str, Any]) -> FoldRequest:
         kind = FoldKind(body.get("kind", ""))
     except ValueError:
         raise CodecError(f"kind {str(body.get('kind'))[:40]!r} is not known; write one of {kinds}") from None
+    if kind is FoldKind.RIAK_TREE:
+        raise CodecError(f"{kind} is for Riaks alone, which ask for it by GET /rangetrees")
     raw = body.get("next") or {"segment": 0, "name": ""}
     try:
         cursor = FoldCursor(int(raw["segment"]), bytes.fromhex(raw["name"]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,10 +20,12 @@ from typing import Final, NamedTuple, Protocol
 from xxhash import xxh64_intdigest
 
 from isthmus.aae.ports import LedPartition, LocalReplicas
+from isthmus.aae.riak_trees.columns import leaves_of
 from isthmus.repl.model.entry import KeyRow, decode_key_row
 from isthmus.repl.model.errors import CodecError, Corruption, IsthmusError, NotLeader, Overloaded
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.model.ports import DamageListener
+from isthmus.repl.model.vclock import Clock, decode_clock
 from isthmus.repl.riak.tree_hash import segment_id
 from isthmus.repl.store.port import Snapshot, Store
 from isthmus.repl.store.rows import bucket_head
@@ -58,10 +60,14 @@ class FoldKind(StrEnum):
     REAP_TOMBS = "reap-tombs"
     ERASE_KEYS = "erase-keys"
     TOMB_CLOCKS = "tomb-clocks"
-    """As find-tombs, with their clocks. This and the next one are for Riak's tools; nodes of earlier versions refuse
+    """As find-tombs, with their clocks. This and the next ones are for Riak's tools; nodes of earlier versions refuse
     them."""
     KEY_STATS = "key-stats"
     """As object-stats, but tombstones are objects, too, and sizes are by powers of ten."""
+    KEY_CLOCKS = "key-clocks"
+    """All keys with their clocks, tombstones too."""
+    RIAK_TREE = "riak-tree"
+    """The leaves of the tree that a Riak would have of the keys, tombstones too."""
 
 
 ACTS: Final = frozenset({FoldKind.REPL_KEYS, FoldKind.REPAIR_KEYS, FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS})
@@ -73,6 +79,13 @@ class RiakSegments(NamedTuple):
 
     bits: int
     segments: tuple[int, ...]
+
+
+class RiakTreeShape(NamedTuple):
+    """A tree of a Riak with 2^bits leaves; `hash_iv`: what is hashed before each clock."""
+
+    bits: int
+    hash_iv: int | None = None
 
 
 class FoldScope(NamedTuple):
@@ -100,17 +113,18 @@ class FoldCursor(NamedTuple):
 
 
 class FoldRequest(NamedTuple):
-    """One page of one partition. `queue` is for repl-keys; `dry`: change nothing."""
+    """One page of one partition. `queue` is for repl-keys, `tree` for riak-tree; `dry`: change nothing."""
 
     kind: FoldKind
     scope: FoldScope
     cursor: FoldCursor = FoldCursor()
     queue: str = ""
     dry: bool = False
+    tree: RiakTreeShape | None = None
 
 
 class FoldMatch(NamedTuple):
-    """A key that a fold returns; `note`: what is wrong with it; `clock`: encoded, of tomb-clocks."""
+    """A key that a fold returns; `note`: what is wrong with it; `clock`: encoded, of tomb-clocks and key-clocks."""
 
     bucket: bytes
     key: bytes
@@ -139,6 +153,8 @@ class Page:
     bytes: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
     siblings: Counter[int] = field(default_factory=Counter)
+    leaves: Mapping[int, int] = field(default_factory=dict)
+    """Of riak-tree: leaf -> what the page's keys change it by."""
 
 
 class FoldActions(Protocol):
@@ -233,12 +249,13 @@ class Folds:
         damaged: set[int] = set()
         last = request.cursor
         chosen = _riak_filter(request.scope.riak_segments, bucket_type)
+        found_max = FOUND_MAX if request.tree is None else ROWS_MAX
         with (
             closing(self._store.transfers.snapshot(led.partition)) as snapshot,
             closing(self._rows(led, request, snapshot)) as rows,
         ):
             for place, bucket, key, data in rows:
-                if page.scanned >= ROWS_MAX or len(page.found) + len(acts) >= FOUND_MAX:
+                if page.scanned >= ROWS_MAX or len(page.found) + len(acts) >= found_max:
                     page.next = last
                     break
                 last = place
@@ -265,6 +282,8 @@ class Folds:
                 except Exception as error:  # noqa: BLE001 -- the other rows are read all the same
                     bug = unforeseen.exception("fold.row_failed", error, partition=led.partition, fold=request.kind)
                     page.refused[f"{bug.reason}: {bug}"] += 1
+        if request.tree is not None:
+            _hash(page, request.tree, bucket_type)
         return page, acts, damaged
 
     def _rows(
@@ -318,6 +337,9 @@ class Folds:
                 if row.tombstone:
                     page.found.append(found._replace(clock=row.clock))
                     page.matched += 1
+            case FoldKind.KEY_CLOCKS | FoldKind.RIAK_TREE:
+                page.found.append(found._replace(clock=row.clock))
+                page.matched += 1
             case FoldKind.OBJECT_STATS:
                 _count(page, row)
             case FoldKind.KEY_STATS:
@@ -357,6 +379,21 @@ def _riak_filter(chosen: RiakSegments | None, bucket_type: bytes) -> Callable[[b
         return None
     leaves, segments = (1 << chosen.bits) - 1, frozenset(chosen.segments)
     return lambda bucket, key: segment_id(bucket_type, bucket, key) & leaves in segments
+
+
+def _hash(page: Page, tree: RiakTreeShape, bucket_type: bytes) -> None:
+    """Put the leaves of a tree in the place of the keys that a page has found."""
+    keys: list[tuple[bytes, bytes]] = []
+    clocks: list[Clock] = []
+    for one in page.found:
+        try:
+            clocks.append(decode_clock(one.clock))
+        except CodecError:
+            page.refused[UNREADABLE] += 1
+            continue
+        keys.append((one.bucket, one.key))
+    page.leaves = leaves_of(bucket_type, keys, clocks, tree.bits, tree.hash_iv)
+    page.found = []
 
 
 def _in_scope(scope: FoldScope, bucket: bytes, key: bytes, row: KeyRow) -> bool:

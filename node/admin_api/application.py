@@ -184,7 +184,7 @@ class AdminApi(HttpApplication):
             "warnings": [*services.credentials.problems(), *cluster_status.silent(facts), *links],
             "silent": sorted(name for name, reported in facts.items() if reported is None),
             "nodes": [msgspec.to_builtins(row) for row in cluster_status.node_rows(records, registrations, drained)],
-            "actors": [services.queues.status(), services.sink.status(), services.fullsync.status()],
+            "actors": [services.queues.status(), services.sink.status(), *services.fullsync.statuses()],
         }
 
     async def health(self, _request: Request) -> Reply:

@@ -20,6 +20,7 @@ from isthmus.node.client_api.queue_fetch import FETCH_ROUTE, QueueFetches, Queue
 from isthmus.node.client_api.queue_push import QueuePushes, ReferencePushes
 from isthmus.node.client_api.riak_folds import ClusterFolds, RiakFoldRoutes
 from isthmus.node.client_api.riak_info import RiakInfo, RiakInfoRoutes
+from isthmus.node.client_api.riak_trees import RiakTreeRoutes, RiakTrees
 from isthmus.node.client_api.unsupported import unsupported
 from isthmus.node.http.application import (
     SMALL_BODY_BYTES,
@@ -76,6 +77,7 @@ class ClientPorts:
     acts: QueueOperations
     riak_info: RiakInfo
     folds: ClusterFolds
+    riak_trees: RiakTrees
     status: NodeStatus
     time: TimeSource
     addresses: ClientAddresses = NO_ADDRESSES
@@ -103,6 +105,7 @@ class ClientApi(HttpApplication):
         LegacyPaths(self._listings, self)
         RiakInfoRoutes(riak_info, self, key_limit_bytes=limits.key_bytes)
         self._folds = RiakFoldRoutes(ports.folds, limits, self)
+        RiakTreeRoutes(ports.riak_trees, self._folds, self)
         self._batch = BatchRoutes(kv, limits, self, ports.addresses)
         self._queues = QueueRoutes(ports.queues, acts, self, certified=certified_sinks)
         QueuePushes(acts, riak_info, self, key_limit_bytes=limits.key_bytes)

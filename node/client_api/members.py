@@ -1,11 +1,13 @@
-"""GET /cluster/nodes: the live nodes of this cluster, for sinks of other clusters.
+"""GET /cluster/nodes, for sinks of other clusters, and GET /membership_request, for those of a Riak: the live nodes.
 
-Names and client addresses only; operators read the rest through the admin API. The reader is `sink.discovery`.
+Names and client addresses only; operators read the rest through the admin API. The reader of the first is
+`sink.discovery`; the form of the second is Riak's, which has ports as text.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.responses import Reply
@@ -20,9 +22,15 @@ class Membership(Protocol):
 
 
 def add_members(api: HttpApplication, membership: Membership) -> None:
-    """Add the route."""
+    """Add the routes."""
 
     async def nodes(_request: Request) -> Reply:
         return json_reply(membership.document())
 
+    async def riak_nodes(_request: Request) -> Reply:
+        urls = [urlsplit(node["http"]) for node in membership.document()["nodes"]]
+        up = [{"ip": url.hostname, "port": str(url.port)} for url in urls]
+        return json_reply({"up_nodes": up})
+
     api.router.add("GET", "/cluster/nodes", nodes)
+    api.router.add("GET", "/membership_request", riak_nodes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 import json
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, TypeGuard
 
 from isthmus.aae.folds.folds import FoldScope, RiakSegments
@@ -23,6 +23,12 @@ TREE_BITS: Final[Mapping[str, int]] = {
 
 SEGMENTS_MAX: Final = 10_000
 """Most segments of a filter. The request's head limits them, too, to some thousands; Riak advises tens."""
+
+BRANCHES_MAX: Final = 1_024
+"""Most branches of one answer, 1 KB of leaves each, twice that in JSON. A Riak's full-sync asks for tens."""
+
+HASH_IV_MAX: Final = (1 << 63) - 1
+"""Largest number that is hashed before clocks: it has to travel between nodes."""
 
 SECONDS_MAX: Final = 1 << 40
 """Largest time: beyond the year 30,000 the unit must be wrong."""
@@ -39,24 +45,24 @@ _RIGHT: Final = (
 
 
 class RiakFilter(NamedTuple):
-    """What a fold is limited to. `acts`: reap or erase, rather than count. `document`: the JSON."""
+    """What a fold is limited to. `acts`: reap or erase, rather than count. `document`: the JSON. `hash_iv`: of trees,
+    what is hashed before each clock."""
 
     scope: FoldScope
     acts: bool = False
     document: Mapping[str, Any] = {}
+    hash_iv: int | None = None
 
 
 def parse_filter(text: str | None, bucket: bytes) -> RiakFilter:
     """The filter of a fold of `bucket`; None: all of it, and only counted. Raises RequestRefused (400)."""
-    document = {} if text is None else _document(text)
-    for name in document:
-        if name not in FIELDS:
-            _refuse(no_such("member of a filter", name[:64], sorted(FIELDS)))
+    document = {} if text is None else _object(_decoded(text))
+    _check_members(document, FIELDS)
     first, last = _key_range(document.get("key_range"))
     since_ms, before_ms = _date_range(document.get("date_range"))
     hash_iv = document.get("hash_iv")
-    if hash_iv is not None and not _is_number(hash_iv):
-        _refuse("hash_iv must be a whole number from 0; it is for trees, and has no effect here")
+    if hash_iv is not None and (not _is_number(hash_iv) or hash_iv > HASH_IV_MAX):
+        _refuse(f"hash_iv must be a whole number from 0 to {HASH_IV_MAX}; it is for trees")
     scope = FoldScope(
         bucket,
         first,
@@ -66,21 +72,66 @@ def parse_filter(text: str | None, bucket: bytes) -> RiakFilter:
         before_ms,
         riak_segments=_segments(document.get("segment_filter")),
     )
-    return RiakFilter(scope, _acts(document.get("change_method")), document)
+    return RiakFilter(scope, _acts(document.get("change_method")), document, hash_iv)
 
 
-def _document(text: str) -> dict[str, Any]:
+def parse_branches(text: str | None, branch_count: int) -> list[int]:
+    """The filter of branches of a tree: a list of their numbers. Raises RequestRefused (400)."""
+    right = "filter is base64 of a JSON list such as [0, 17], the branches whose leaves are wanted"
+    if text is None:
+        _refuse(f"filter is missing: {right}")
+    found = _decoded(text, right)
+    if not isinstance(found, list) or not all(_is_number(one) and one < branch_count for one in found):
+        _refuse(f"filter must be a list of whole numbers below {branch_count}: {right}")
+    if not 0 < len(found) <= BRANCHES_MAX:
+        _refuse(f"filter has {len(found)} branches; 1 to {BRANCHES_MAX} are answered")
+    return found
+
+
+def parse_leaves(text: str | None) -> FoldScope:
+    """The filter of clocks of a whole tree: a list of leaves, or leaves and a range of time. Raises RequestRefused
+    (400)."""
+    right = (
+        "filter is base64 of a JSON list of leaves such as [0, 17], or of "
+        '{"segment_filter": {"segments": [0, 17], "tree_size": "large"}, "date_range": {"start": 1700000000, "end": '
+        "1700003600}}"
+    )
+    if text is None:
+        _refuse(f"filter is missing: {right}")
+    found = _decoded(text, right)
+    if isinstance(found, list):
+        found = {"segment_filter": {"segments": found, "tree_size": "large"}}
+    document = _object(found, right)
+    _check_members(document, ("segment_filter", "date_range"))
+    segments = _segments(document.get("segment_filter"))
+    if segments is None or not segments.segments:
+        _refuse(f"filter names no leaf: {right}")
+    since_ms, before_ms = _date_range(document.get("date_range"))
+    return FoldScope(since_ms=since_ms, before_ms=before_ms, riak_segments=segments)
+
+
+def _check_members(document: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in document:
+        if name not in known:
+            _refuse(no_such("member of a filter", name[:64], sorted(known)))
+
+
+def _decoded(text: str, right: str = _RIGHT) -> Any:
     try:
         # A client that does not escape the "+" of base64 sends what is a space in a query.
         decoded = b64decode(text.replace(" ", "+").encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
-        _refuse(f"filter is not base64: {error}; {_RIGHT}")
+        _refuse(f"filter is not base64: {error}; {right}")
     try:
         document = json.loads(decoded, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
-        _refuse(f"what filter has in base64 is not JSON: {error}; {_RIGHT}")
+        _refuse(f"what filter has in base64 is not JSON: {error}; {right}")
+    return document
+
+
+def _object(document: Any, right: str = _RIGHT) -> dict[str, Any]:
     if not isinstance(document, dict):
-        _refuse(f"what filter has in base64 is no JSON object; {_RIGHT}")
+        _refuse(f"what filter has in base64 is no JSON object; {right}")
     return document
 
 

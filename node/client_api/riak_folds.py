@@ -133,12 +133,12 @@ class RiakFoldRoutes:
 
     async def _bucket_list(self, request: Request) -> Reply:
         """The buckets of all types with a key that is not deleted."""
-        _check_method(request)
+        check_method(request)
         for name in ("nval", "filter"):  # a client of Riak sends its n_val as the filter
             request.number(name, 1, 1, LARGEST)
         found: list[tuple[bytes, bytes]] = []
         refused: Counter[str] = Counter()
-        async with self._run(request, acts=False) as run:
+        async with self.run(request, acts=False) as run:
             for bucket_type in self._folds.bucket_types():
                 page = await run.over(bucket_type, FoldRequest(FoldKind.LIST_BUCKETS, FoldScope()))
                 found += [(bucket_type, bucket) for bucket in page.buckets]
@@ -146,7 +146,7 @@ class RiakFoldRoutes:
                 run.check_size(len(found))
         # In Riak's order: what has a type precedes what has none.
         found.sort(key=lambda each: (each[0] == DEFAULT_BUCKET_TYPE, *each))
-        return _reply({"results": [_bucket(*each) for each in found]}, refused)
+        return reply_with({"results": [bucket_of(*each) for each in found]}, refused)
 
     async def _object_stats(self, request: Request) -> Reply:
         """Numbers and sizes of the keys of a bucket."""
@@ -157,7 +157,7 @@ class RiakFoldRoutes:
             "sizes": {str(power): count for power, count in sorted(page.sizes.items())},
             "siblings": {str(number): count for number, count in sorted(page.siblings.items())},
         }
-        return _reply(document, page.refused)
+        return reply_with(document, page.refused)
 
     async def _object_sizes(self, request: Request) -> Reply:
         """Keys whose object is larger than a number of bytes."""
@@ -175,9 +175,9 @@ class RiakFoldRoutes:
     async def _results(page: Page, value: Callable[[FoldMatch], int]) -> Reply:
         def made() -> Reply:
             rows = sorted(page.found, key=lambda one: one.key)
-            return _reply({"results": [{"key": _text(one.key), "value": value(one)} for one in rows]}, page.refused)
+            return reply_with({"results": [{"key": _text(one.key), "value": value(one)} for one in rows]}, page.refused)
 
-        return await _made(made, len(page.found))
+        return await made_of(made, len(page.found))
 
     async def _tombs(self, request: Request) -> Reply:
         """Deleted keys whose tombstones are still there, with their clocks."""
@@ -185,17 +185,10 @@ class RiakFoldRoutes:
         of_type = request.params.get("type", DEFAULT_BUCKET_TYPE)
 
         def made() -> Reply:
-            rows = []
-            for one in sorted(page.found, key=lambda one: one.key):
-                try:
-                    clock = clock_text(decode_clock(one.clock))
-                except CodecError as error:
-                    page.refused[f"{error.reason}: {error}"] += 1
-                    continue
-                rows.append({**_bucket(of_type, one.bucket), "key": _text(one.key), "clock": clock})
-            return _reply({"keys-clocks": rows}, page.refused)
+            page.found.sort(key=lambda one: one.key)
+            return reply_with({"keys-clocks": clock_rows(of_type, page, _text)}, page.refused)
 
-        return await _made(made, len(page.found))
+        return await made_of(made, len(page.found))
 
     async def _reap(self, request: Request) -> Reply:
         """Count tombstones, or remove those that every queue has passed."""
@@ -208,23 +201,23 @@ class RiakFoldRoutes:
     async def _changed(self, request: Request, kind: FoldKind) -> Reply:
         page = await self._page(request, kind, counts=True)
         counted = isinstance(request.model, _Counted)
-        return _reply({"dispatched_count": page.matched if counted else page.done}, page.refused)
+        return reply_with({"dispatched_count": page.matched if counted else page.done}, page.refused)
 
     async def _repl(self, request: Request) -> Reply:
         """Queue references to the keys of a range, at fold priority."""
         page = await self._page(request, FoldKind.REPL_KEYS, queue=request.text("queue"))
-        return _reply({"dispatched_count": page.done}, page.refused)
+        return reply_with({"dispatched_count": page.done}, page.refused)
 
     async def _repair(self, request: Request) -> Reply:
         """Check the objects of a range at their leaders, and repair what is damaged."""
         page = await self._page(request, FoldKind.REPAIR_KEYS)
-        return _reply({"dispatched_count": page.matched}, page.refused)
+        return reply_with({"dispatched_count": page.matched}, page.refused)
 
     async def _page(
         self, request: Request, kind: FoldKind, *, counts: bool = False, queue: str = "", **more: Any
     ) -> Page:
         """All pages of a fold over a bucket, as one. `counts`: unless its filter says that it is to act."""
-        _check_method(request)
+        check_method(request)
         bucket = request.params["bucket"]
         if not bucket:
             raise RequestRefused(400, "bad-key", "the bucket must not be empty")
@@ -235,21 +228,22 @@ class RiakFoldRoutes:
         else:
             request.model = _Counted()
         fold = FoldRequest(kind, asked.scope._replace(**more), queue=queue, dry=not acts)
-        async with self._run(request, acts=acts) as run:
+        async with self.run(request, acts=acts) as run:
             page = await run.over(request.params.get("type", DEFAULT_BUCKET_TYPE), fold)
         if acts:
             request.changed(None, {"matched": page.matched, "done": page.done, "refused": dict(page.refused)})
         return page
 
-    def _run(self, request: Request, *, acts: bool) -> _Run:
-        return _Run(self, self._folds, self._limits, request, acts=acts)
+    def run(self, request: Request, *, acts: bool) -> FoldRun:
+        """A fold of a request, to be entered."""
+        return FoldRun(self, self._folds, self._limits, request, acts=acts)
 
 
 def _acts(kind: FoldKind) -> bool:
     return kind in (FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS, FoldKind.REPL_KEYS, FoldKind.REPAIR_KEYS)
 
 
-class _Run:
+class FoldRun:
     """One request's fold, with its share of the limits."""
 
     def __init__(
@@ -272,7 +266,7 @@ class _Run:
         self._doubtful = False
         """Whether an act may have begun that no page has told of."""
 
-    async def __aenter__(self) -> _Run:
+    async def __aenter__(self) -> FoldRun:
         if self._routes.running >= self._limits.folds:
             raise Overloaded(f"{self._limits.folds} of Riak's folds run on this node, its limit (limits.folds)")
         self._routes.running += 1
@@ -290,14 +284,19 @@ class _Run:
         if self._gone is not None:
             self._gone.cancel()
 
-    async def over(self, bucket_type: bytes, fold: FoldRequest) -> Page:
-        """The sum of all pages over a bucket type. Raises IsthmusError; OutcomeUnknown where a part was done."""
+    async def over(
+        self, bucket_type: bytes, fold: FoldRequest, on_page: Callable[[Page], object] | None = None
+    ) -> Page:
+        """The sum of all pages over a bucket type, each given to `on_page`. Raises IsthmusError; OutcomeUnknown where a
+        part was done."""
         total = Page()
         try:
             for partition in self._folds.partitions(bucket_type):
                 cursor: FoldCursor | None = FoldCursor()
                 while cursor is not None:
                     page = await self._page(partition, fold._replace(cursor=cursor))
+                    if on_page is not None:
+                        on_page(page)
                     _add(total, page, keeps=not self._acts)
                     self.check_size(len(total.found))
                     self.check_size(len(total.buckets))
@@ -359,7 +358,7 @@ def _count_refused(total: Counter[str], refused: Counter[str]) -> None:
         total[reason if reason in total or len(total) < REASONS_MAX else OTHERS] += count
 
 
-def _check_method(request: Request) -> None:
+def check_method(request: Request) -> None:
     """Raises RequestRefused (405) for HEAD, which would do all of it and show nothing."""
     if request.method != "GET":
         raise RequestRefused(405, "method-not-allowed", "a fold answers GET alone", [(b"allow", b"GET")])
@@ -381,17 +380,32 @@ def _text(name: bytes) -> str:
         return encode_segment(name).decode("ascii")
 
 
-def _bucket(bucket_type: bytes, bucket: bytes) -> dict[str, str]:
+def bucket_of(bucket_type: bytes, bucket: bytes, text_of: Callable[[bytes], str] = _text) -> dict[str, str]:
     """A bucket as Riak names it: the default type is none."""
-    named = {"bucket": _text(bucket)}
-    return named if bucket_type == DEFAULT_BUCKET_TYPE else {"bucket-type": _text(bucket_type), **named}
+    named = {"bucket": text_of(bucket)}
+    return named if bucket_type == DEFAULT_BUCKET_TYPE else {"bucket-type": text_of(bucket_type), **named}
 
 
-async def _made(made: Callable[[], Reply], rows: int) -> Reply:
+def clock_rows(bucket_type: bytes, page: Page, text_of: Callable[[bytes], str]) -> list[dict[str, str]]:
+    """The keys that a fold has found, with their clocks; those are left out, and counted as refused, whose clock cannot
+    be read, or for whose names `text_of` raises CodecError."""
+    rows = []
+    for one in page.found:
+        try:
+            names = {**bucket_of(bucket_type, one.bucket, text_of), "key": text_of(one.key)}
+            rows.append({**names, "clock": clock_text(decode_clock(one.clock))})
+        except CodecError as error:
+            page.refused[f"{error.reason}: {error}"] += 1
+    return rows
+
+
+async def made_of(made: Callable[[], Reply], rows: int) -> Reply:
+    """The answer that `made` makes of so many rows, in a thread if they are many."""
     return await asyncio.to_thread(made) if rows > OFF_LOOP_FROM else made()
 
 
-def _reply(document: object, refused: Counter[str]) -> Reply:
+def reply_with(document: object, refused: Counter[str]) -> Reply:
+    """The answer with a document, and with what was refused."""
     headers: Headers = [(b"content-type", JSON)]
     if refused:
         headers.append((REFUSED, _reasons(refused)))

@@ -15,19 +15,12 @@ _SEARCH: Final = "search is not supported: feed a search engine from a queue"
 _INDEX: Final = "secondary index queries are not supported: index entries are kept as metadata, and come back with GET"
 _DATATYPES: Final = "counters and data types are not supported: write values, and merge siblings in the program"
 _WALK: Final = "link walking is not supported: links come back with GET, follow them in the program"
-_REPLICATION: Final = "Riak's full-sync is not supported: see `isthmus queue`, `isthmus sink`"
 
 _BY_FIRST: Final[Mapping[bytes, str]] = {
     b"mapred": _MAPRED,
     b"search": _SEARCH,
     b"solr": _SEARCH,
-    **dict.fromkeys(
-        (
-            b"membership_request", b"cachedtrees", b"rangetrees",
-        ),
-        _REPLICATION,
-    ),
-}  # fmt: skip
+}
 _BY_KIND: Final[Mapping[bytes, str]] = {b"index": _INDEX, b"counters": _DATATYPES, b"datatypes": _DATATYPES}
 
 

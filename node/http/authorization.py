@@ -85,8 +85,11 @@ READING_ROWS: Final = frozenset({b"/rows", b"/rows/changes", b"/rows/plan", b"/r
 READING_TREES: Final = frozenset({b"/trees/roots", b"/trees/leaves", b"/trees/clocks"})
 """Comparisons by full-sync and batch jobs: hashes and clocks of keys, which a listing reveals, too."""
 
-NODES: Final = b"/cluster/nodes"
-"""The path where sinks and clients learn which nodes live."""
+RIAK_TREES: Final = frozenset({b"cachedtrees", b"rangetrees"})
+"""First segments of the paths by which a Riak compares, as READING_TREES."""
+
+NODES: Final = frozenset({b"/cluster/nodes", b"/membership_request"})
+"""The paths where sinks and clients, and a Riak's sinks, learn which nodes live."""
 
 DASHBOARD: Final = b"/dashboard/"
 """Beginning of the dashboard's paths on `admin`. Its files are the same for everybody, and are needed to log in."""
@@ -154,14 +157,14 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
     if path in PROBES:
         return frozenset()
     parts = path.split(b"/")[1:]
-    if path in READING_TREES or path in READING_ROWS:
+    if path in READING_TREES or path in READING_ROWS or parts[0] in RIAK_TREES:
         return READERS | {TokenRole.REPLICATE}
     if parts[0] in REPLICATION or path == PUSH:
         return frozenset({TokenRole.REPLICATE})
     if parts[0] == REFERENCES:
         pushes = method not in ("GET", "HEAD")
         return frozenset({TokenRole.OPERATE, TokenRole.REPLICATE} if pushes else {TokenRole.REPLICATE})
-    if path == NODES:
+    if path in NODES:
         return ANYBODY
     if method == "HEAD" and len(parts) >= 3 and parts[-2] == b"keys":
         return READERS | {TokenRole.REPLICATE}  # its clock, as /trees/clocks has it: `isthmus explain` asks so

@@ -127,9 +127,8 @@ OBJECT_PATHS: Final = (
 _BY_OBJECT: Final = {"GET": _READ, "PUT": _WRITE, "POST": _WRITE, "DELETE": _DELETE}
 
 _OF_CLUSTERS: Final = OperationSpec((200, 404, 409, 413, 502, 504), body=_PACKED, answer=_PACKED, any_query=True)
-_RIAK_FOLD: Final = OperationSpec(
-    (200, 404, 405, 413, 504), {"filter": {"type": "string", "contentEncoding": "base64"}, "timeout": NUMBER}
-)
+_FILTER: Final = {"filter": {"type": "string", "contentEncoding": "base64"}}
+_RIAK_FOLD: Final = OperationSpec((200, 404, 405, 413, 504), {**_FILTER, "timeout": NUMBER})
 _PROBE: Final = OperationSpec((200,), answer=_TEXT, any_query=True)
 
 OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
@@ -169,7 +168,9 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ("POST", "/queues/{queue}/object"): _OF_CLUSTERS,
     ("POST", "/queues/{queue}/counters"): _OF_CLUSTERS,
     ("GET", "/queuename/{queue}"): OperationSpec(
-        (200, 404, 409), {"object_format": {"enum": ["internal"]}}, answer="application/octet-stream"
+        (200, 404, 409),
+        {"object_format": {"enum": ["internal"]}},
+        answer="application/octet-stream",
     ),
     ("POST", "/queuename/{queue}"): OperationSpec((200, 404, 413), body="application/json", answer=_TEXT),
     ("GET", "/aaebucketlist"): OperationSpec((200, 405, 413), {"nval": NUMBER, "filter": NUMBER, "timeout": NUMBER}),
@@ -185,8 +186,13 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
             ("erase", ""),
             ("rangerepl", "/queuename/{queue}"),
             ("rangerepair", ""),
+            ("rangetrees", "/trees/{size}"),
+            ("rangetrees", "/keysclocks"),
         )
     },
+    ("GET", "/cachedtrees/nvals/{n_val}/root"): OperationSpec((200, 404)),
+    ("GET", "/cachedtrees/nvals/{n_val}/branch"): OperationSpec((200, 404), _FILTER),
+    ("GET", "/cachedtrees/nvals/{n_val}/keysclocks"): _RIAK_FOLD,
     ("GET", "/"): OperationSpec((200,), answer=_ANY, any_query=True),
     **{("GET", path): _PROBE for path in ("/ping", "/livez", "/readyz", "/metrics")},
 }
@@ -197,7 +203,7 @@ _PUSHED: Final = OperationSpec((200, 404, 409, 413, 502, 504), body="application
 _SET: Final = OperationSpec((200, 204, 404, 409, 413, 504), body="application/json")
 _RESET: Final = OperationSpec((200, 204, 404, 409, 504))
 
-_ANY_QUERY: Final = ("/trees/", "/rows", "/batch/push", "/cluster/nodes", "/dashboard/")
+_ANY_QUERY: Final = ("/trees/", "/rows", "/batch/push", "/cluster/nodes", "/membership_request", "/dashboard/")
 """Beginnings of paths whose requests may have any query, beside those above."""
 
 ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {

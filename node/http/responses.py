@@ -41,6 +41,7 @@ STATUS_BY_REASON: Final[dict[str, int]] = {
     "unknown-bucket-type": 404,
     "unknown-queue": 404,
     "unknown-fullsync": 404,
+    "unknown-n-val": 404,
     "unknown": 404,
     "changed": 409,
     "changed-meanwhile": 409,

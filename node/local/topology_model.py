@@ -24,6 +24,7 @@ SECTIONS: Final = (
     "source",
     "queues",
     "sink",
+    "riak",
     "fullsync",
     "reconcile",
     "log",

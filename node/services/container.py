@@ -34,7 +34,7 @@ from isthmus.node.services.cluster_routes import ClusterRoutes
 from isthmus.node.services.dead_letter_query import DEAD_LETTERS, DeadLetterResponder
 from isthmus.node.services.downtimes import Downtimes
 from isthmus.node.services.explain_key import KeyExplainer
-from isthmus.node.services.fullsync_ports import NodeLayout, NodePeerAccess, NodeReplicas
+from isthmus.node.services.fullsync_ports import NodeLayout, NodePeerAccess, NodeReplacedClocks, NodeReplicas
 from isthmus.node.services.fullsync_query import (
     FULLSYNC_ORDER,
     FULLSYNC_REFRESH,
@@ -479,16 +479,19 @@ class NodeServices:
             settings.node.data_dir,
             settings.fullsync,
             settings.replication.tree_rebuild_ms,
+            settings.riak.trees,
         )
         local = LocalRows(
             store=self.store,
             replicas=self.replicas,
+            replaced=NodeReplacedClocks(self.runtime),
             changes=self.runtime.listeners,
             damaged=damaged,
             read_pool=self.read_pool,
         )
         cluster = FullSyncCluster(
             members=self.membership,
+            known_types=self.coordinator.routes.known_types,
             queue_types=self.queue_coverage,
             rpc=self.links,
             repairs=self.repairs,

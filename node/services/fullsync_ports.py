@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from isthmus.aae.ports import LedPartition, LocalReplicas, Members, PeerAccess, ReplicaSnapshot
+from isthmus.aae.riak_trees.contents import ReplacedClocks
 from isthmus.aae.row_stream.plan import ClusterLayout, PartitionRange
 from isthmus.aae.row_stream.streams import LocalReplica, StreamReplicas
 from isthmus.config.settings import FullSyncSettings, PeerSettings, Settings
@@ -102,6 +103,34 @@ class NodeReplicas(LocalReplicas, StreamReplicas):
 
     def _is_whole(self, found: Partition) -> bool:
         return found.replica.transfer_position is None and not self._store.lacks_rows(found.id)
+
+
+class NodeReplacedClocks(ReplacedClocks):
+    """Those of the runtime's partitions."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def follow(self, partition: int, *, wanted: bool) -> None:
+        """See ReplacedClocks."""
+        found = self._runtime.partitions.get(partition)
+        if found is not None:
+            found.replaced_clocks = {} if wanted else None
+
+    def take(self, partition: int, end: int) -> Mapping[int, bytes]:
+        """See ReplacedClocks."""
+        found = self._runtime.partitions.get(partition)
+        noted = None if found is None else found.replaced_clocks
+        if not noted:
+            return {}
+        taken = {offset: clock for offset, clock in noted.items() if offset < end}
+        for offset in taken:
+            del noted[offset]
+        return taken
+
+    def bucket_type(self, partition: int) -> bytes:
+        """See ReplacedClocks."""
+        return self._runtime.partitions[partition].bucket_type
 
 
 def _range(found: Partition) -> LedPartition:

@@ -261,6 +261,7 @@ class WriteBatch:
         self._actor = partition.actor
         self._pending_rows = partition.unapplied.pending_rows
         self._reaped = store.reaped_clocks(partition.id)
+        self._replaced = partition.replaced_clocks
         self._bucket: bytes | None = None
         """The bucket of the last item."""
         self._bucket_head = b""
@@ -389,6 +390,8 @@ class WriteBatch:
                 return self._write_usual(request, hash64, pending, stored)
             clock = encode_clock(increment(context, actor, counter, now_ms // 1000))
             change = leaf(bucket, key_name, old_clock, old_hash, tombstone=old_tombstone)
+            if self._replaced is not None:
+                self._replaced[offset] = old_clock
         else:
             return self._write_usual(request, hash64, pending, stored)
         sibling = actor, counter, now_ms, False, value, content_type, content_encoding, metadata, links, indexes
@@ -485,6 +488,8 @@ class WriteBatch:
                 if not descends(their_clock, old) or descends(old, their_clock):
                     return self._push_usual(item, hash64, pending, stored)
             change = leaf(key.bucket, key.key, old_clock, old_hash, tombstone=old_tombstone)
+            if self._replaced is not None:
+                self._replaced[self.next_offset] = old_clock
         if not tombstone:
             size = _LENGTH(len(key.key))
             change ^= xxh64_intdigest(self._bucket_head + size + key.key + clock + _HASH(object_hash))
@@ -778,6 +783,8 @@ class WriteBatch:
             change ^= leaf(bucket, name, row.clock, row.hash64, tombstone=row.tombstone)
             previous = current.row.offset
         offset = self.next_offset
+        if current is not None and self._replaced is not None:
+            self._replaced[offset] = current.row.clock
         self._add_entry(
             int(kind),
             (bucket, name),

@@ -75,24 +75,33 @@ def _key_hash(digest: bytes) -> int:
     return int.from_bytes(digest[6:10], "big")
 
 
-def phash2_of_clock(clock: Clock) -> int:
-    """Erlang's `phash2` of a clock as Riak has it, sorted by actor; 27 bits."""
-    if not clock:
+def phash2_of_clock(clock: Clock, hash_iv: int | None = None) -> int:
+    """Erlang's `phash2` of a clock as Riak has it, sorted by actor; 27 bits. With `hash_iv`: of {hash_iv, clock}, by
+    which a Riak may compare ranges, since other clocks have equal hashes then."""
+    found = before_clock(hash_iv)
+    if not clock and hash_iv is None:
         return _EMPTY_LIST_HASH & _PHASH2_MASK
-    found = 0
     for actor, counter, time_s in clock:
         found = _mix(_TUPLE + 2, _TUPLE, found) if found else _FIRST_TUPLE
         found = _mix(_TUPLE + 2, _TUPLE, _hash_binary(actor, found))
-        found = _hash_integer(gregorian(time_s), _hash_integer(counter, found))
+        found = hash_integer(gregorian(time_s), hash_integer(counter, found))
     return _mix(_END_OF_LIST + 2, _END_OF_LIST, found) & _PHASH2_MASK
 
 
-def _hash_integer(number: int, before: int) -> int:
+def before_clock(hash_iv: int | None) -> int:
+    """The hash of what stands before a clock."""
+    return 0 if hash_iv is None else hash_integer(hash_iv, _FIRST_TUPLE)
+
+
+def hash_integer(number: int, before: int) -> int:
     """Of a number that is not negative."""
     if number <= _SMALL_MAX:
         return _mix(_GOLDEN + number, _GOLDEN, before)
-    found = _mix(_BIG + (number & _MASK), _BIG + (number >> 32 & _MASK), before)
-    return found if number < 1 << 64 else _hash_integer(number >> 64, found)
+    found = before
+    while number:  # by digits of 64 bits
+        found = _mix(_BIG + (number & _MASK), _BIG + (number >> 32 & _MASK), found)
+        number >>= 64
+    return found
 
 
 def _hash_binary(data: bytes, before: int) -> int:

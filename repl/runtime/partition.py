@@ -52,6 +52,7 @@ class Partition:
         "overtaken_actor",
         "partition_count",
         "reaped_pushes",
+        "replaced_clocks",
         "replica",
         "timestamps",
         "transfer_note",
@@ -79,6 +80,10 @@ class Partition:
         self.timestamps = EntryTimestamps()
         self.cursor_gossip = CursorGossip()
         self.reaped_pushes = ReapedPushes()
+        self.replaced_clocks: dict[int, bytes] | None = None
+        """Offset of an unapplied entry of this leader -> encoded clock of the version that it replaces, for a listener
+        that needs it and takes it out; None: nobody does. An entry that was refused leaves its clock behind until the
+        next one at its offset."""
         self.log_start = log_start
         """First offset of the log that the replica knows; set with each Trimmed event and each restart of the log."""
         self.disk_trouble = ""

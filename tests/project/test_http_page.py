@@ -67,6 +67,7 @@ def test_what_other_clusters_ask_is_apart_from_what_applications_ask() -> None:
     internal = (
         "/queues/", "/queuename/", "/trees/", "/rows", "/batch/push", "/cluster/nodes", "/aaebucketlist",
         "/objectstats/", "/objectsizes/", "/siblings/", "/tombs/", "/reap/", "/erase/", "/rangerepl/", "/rangerepair/",
+        "/cachedtrees/", "/rangetrees/", "/membership_request",
     )  # fmt: skip
     first = [path for _, path in documented(page("http.md"))]
     assert len(first) > 15

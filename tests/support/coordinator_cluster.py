@@ -65,6 +65,7 @@ class FakePartition:
     waiters: Waiters = field(default_factory=Waiters)
     reaped_pushes: ReapedPushes = field(default_factory=ReapedPushes)
     overtaken_actor: bytes = b""
+    replaced_clocks: dict[int, bytes] | None = None
 
     @property
     def actor_prefix(self) -> bytes:

@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import uvloop
+from numpy.typing import NDArray
 
 from isthmus.aae.folds.folds import FoldRequest, Page
+from isthmus.aae.riak_trees.cluster import UnknownNVal
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
 from isthmus.node.client_api.application import ClientApi, ClientPorts
 from isthmus.node.client_api.cluster_routes import add_cluster_routes
@@ -335,6 +338,30 @@ class FakeFolds:
         return page
 
 
+class FakeRiakTrees:
+    """Riak's tree of n_val 3, of both bucket types; `give` holds answers back."""
+
+    def __init__(self) -> None:
+        self.leaves = np.zeros((4096, 256), np.uint32)
+        self.give: asyncio.Event | None = None
+
+    def types_of(self, n_val: int) -> list[bytes]:
+        if n_val != 3:
+            raise UnknownNVal(f"no [[riak.trees]] in this node's file has n_val {n_val}: it has n_val 3")
+        return [b"default", b"t"]
+
+    async def root(self, n_val: int) -> NDArray[np.uint32]:
+        self.types_of(n_val)
+        if self.give is not None:
+            await self.give.wait()
+        found: NDArray[np.uint32] = np.bitwise_xor.reduce(self.leaves, axis=1)
+        return found
+
+    async def branches(self, n_val: int, branches: Sequence[int]) -> NDArray[np.uint32]:
+        self.types_of(n_val)
+        return self.leaves[list(branches)]
+
+
 @dataclass
 class Answer:
     """A response of an application."""
@@ -406,6 +433,7 @@ class ClientApiFixture:
     kv: MemoryCluster
     queue: MemoryQueue
     folds: FakeFolds
+    riak_trees: FakeRiakTrees
     app: ClientApi
     status: FakeNodeStatus
     routes: FakeRoutes
@@ -424,16 +452,16 @@ class ClientApiFixture:
 
 def make_client_api(limits: LimitSettings | None = None, access: AccessControl = EVERYBODY) -> ClientApiFixture:
     kv, queue, status = MemoryCluster(), MemoryQueue(), FakeNodeStatus()
-    folds = FakeFolds()
+    folds, riak_trees = FakeFolds(), FakeRiakTrees()
     app = ClientApi(
-        ClientPorts(kv, queue, queue, FakeRiakInfo(), folds, status, FixedTime(), FakeAddresses()),
+        ClientPorts(kv, queue, queue, FakeRiakInfo(), folds, riak_trees, status, FixedTime(), FakeAddresses()),
         limits or LimitSettings(),
         access=access,
         durations=RequestDurations(),
     )
     routes = FakeRoutes()
     add_cluster_routes(app, routes)
-    return ClientApiFixture(kv, queue, folds, app, status, routes)
+    return ClientApiFixture(kv, queue, folds, riak_trees, app, status, routes)
 
 
 @pytest.fixture

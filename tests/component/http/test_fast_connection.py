@@ -536,7 +536,7 @@ async def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_conf
     leader, for the confirmation of a read, and for at most the client's time-out."""
 
     async with cluster(("n1", "n2", None, "n1")) as c:
-        ports = ClientPorts(c.coordinators["n1"], None, None, None, None, None, FixedTime())
+        ports = ClientPorts(c.coordinators["n1"], None, None, None, None, None, None, FixedTime())
         app = ClientApi(ports, LimitSettings(), access=EVERYBODY, durations=RequestDurations())
         settings = ListenSettings(http=Address("127.0.0.1", 0))
         listener = Listener("http", settings.http, settings)

@@ -30,6 +30,9 @@ QUEUES: Final = """
 [[queues]]
 name = "to-riak"
 riak_fetch = true
+[[riak.trees]]
+n_val = 1
+bucket_types = "*"
 """
 
 LACKING: Final = {
@@ -48,14 +51,6 @@ LACKING: Final = {
         for how, rest in (("run_", ""), ("get_", "_results"))
         for default in ("", "default_")
     },
-    **dict.fromkeys(
-        (
-            "get_default_fetch_clocks_range", "get_fetch_clocks_range", "get_default_merge_tree_range",
-            "get_merge_tree_range", "get_merge_root_nval", "get_merge_branch_nval", "get_fetch_clocks_nval",
-            "get_membership",
-        ),
-        "no trees of Riak's",
-    ),
 }  # fmt: skip
 """Operations that are refused here -> why; docs/http-between.md."""
 

@@ -176,6 +176,7 @@ class RowProcess(Process):
             replica=self.replicas[partition],
             unapplied=SimpleNamespace(pending_rows=pending),
             reaped_pushes=self.refused_pushes,
+            replaced_clocks=None,
         )
         return WriteBatch(place, self.rows_of(partition), ORIGIN, LIMITS, PROPERTIES, self.simulation.now_ms, requests)
 

@@ -102,6 +102,7 @@ class Cluster:
             replica=self.replica,
             unapplied=UnappliedBuffer(0, 0, MemoryWindow(0)),
             reaped_pushes=ReapedPushes(),
+            replaced_clocks=None,
         )
         self.log: list[Entry] = []
         """Committed, and not in the store."""

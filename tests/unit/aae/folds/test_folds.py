@@ -35,13 +35,15 @@ from isthmus.aae.folds.folds import (
     FoldScope,
     Page,
     RiakSegments,
+    RiakTreeShape,
 )
 from isthmus.aae.ports import Leaders, LedPartition
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
 from isthmus.repl.model.errors import CodecError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.model.objects import Summary
-from isthmus.repl.riak.tree_hash import segment_id
+from isthmus.repl.model.vclock import encode_clock
+from isthmus.repl.riak.tree_hash import phash2_of_clock, place_of, segment_id
 from isthmus.repl.store import rows
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
@@ -363,6 +365,58 @@ async def test_riaks_segments_select_the_keys_that_a_riak_has_there(fixture: Fol
         decode_request(
             encode_request(3, FoldRequest(FoldKind.REAP_TOMBS, FoldScope(riak_segments=RiakSegments(99, ()))))
         )
+
+
+async def test_all_keys_come_with_their_clocks_for_a_riaks_full_sync(fixture: FoldFixture) -> None:
+    """Tombstones, too: a Riak's trees have them until they are reaped."""
+    pages = await fixture.all_pages(FoldRequest(FoldKind.KEY_CLOCKS, FoldScope(b"bb")))
+    assert {(one.bucket, one.key): one.clock for page in pages for one in page.found} == {
+        fixture.names[n]: b"clock-%d" % n for n in range(1, 300, 3)
+    }
+    assert [decode_page(encode_page(page)) for page in pages] == pages
+
+
+async def test_the_leaves_of_a_riaks_tree_add_up_over_the_pages(
+    fixture: FoldFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of all keys whose clock can be read, in the size asked for, whatever the size of the pages; nodes
+    exchange them. The clocks of the fixture's own keys are none."""
+    monkeypatch.setattr(folds, "ROWS_MAX", 7)
+    monkeypatch.setattr(folds, "FOUND_MAX", 3)
+    clocks = {n: ((b"a" * 20, n, 1_700_000_000),) for n in range(1, 20)}
+    entries = [
+        make_entry(
+            EntryKind.DATA, 1, 299 + n, request_id=b"", origin=CLUSTER, time_ms=n, key_hash=key_hash(b"t", b"%d" % n),
+            bucket=b"t", key=b"%d" % n, payload=b"x",
+            row=encode_key_row(Summary(encode_clock(clock), 5, 1, 1, 1, n % 2 == 0), 299 + n),
+        )
+        for n, clock in clocks.items()
+    ]  # fmt: skip
+    fixture.store.write([PartitionStep(PARTITION, entries)])
+    for scope, unread in ((FoldScope(b"t"), 0), (FoldScope(), 300)):
+        asked = FoldRequest(FoldKind.RIAK_TREE, scope, tree=RiakTreeShape(4, 77))
+        pages = await fixture.all_pages(asked)
+        assert [decode_page(encode_page(page)) for page in pages] == pages
+        assert not any(page.found for page in pages)
+        found, expected = [0] * 16, [0] * 16
+        for page in pages:
+            for leaf, change in page.leaves.items():
+                found[leaf] ^= change
+        for n, clock in clocks.items():
+            segment, names = place_of(b"default", b"t", b"%d" % n)
+            expected[segment & 15] ^= names ^ phash2_of_clock(clock, 77)
+        assert found == expected
+        assert sum(page.refused[UNREADABLE] for page in pages) == unread
+        assert decode_request(encode_request(3, asked)) == (3, asked)
+    for wrong in (
+        asked._replace(tree=None),
+        asked._replace(tree=RiakTreeShape(33)),
+        FoldRequest(FoldKind.KEY_CLOCKS, FoldScope(), tree=RiakTreeShape(4)),
+    ):
+        with pytest.raises(CodecError):
+            decode_request(encode_request(3, wrong))
+    with pytest.raises(CodecError, match="GET /rangetrees"):
+        parse_fold_request({"kind": "riak-tree"})
 
 
 def test_requests_and_pages_have_the_bytes_of_version_1() -> None:

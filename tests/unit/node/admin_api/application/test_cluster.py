@@ -87,6 +87,7 @@ def an_admin(
     """The admin API of node n1."""
     actor = SimpleNamespace(
         status=lambda: {"actor": "x", "state": "idle", "reason": ""},
+        statuses=lambda: [{"actor": "x", "state": "idle", "reason": ""}],
         failing=lambda: "",
         passed_over=lambda: "nothing is fetched from a node of west (http://w:1): why",
     )

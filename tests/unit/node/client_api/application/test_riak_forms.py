@@ -386,7 +386,6 @@ def test_a_preflist_names_who_holds_a_key(client_api):
         ("POST", "/types/t/buckets/b/datatypes"),
         ("GET", "/buckets/b/keys/k/b,t,1"),
         ("GET", "/riak/b/k/_,_,1/_,_,_"),
-        ("GET", "/cachedtrees/nvals/3/root"),
     ],
 )
 def test_unsupported_features_answer_501_with_an_alternative(client_api, method, path):
