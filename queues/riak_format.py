@@ -7,7 +7,8 @@ from isthmus.repl.model.objects import decode_object
 from isthmus.repl.riak.queue_answers import encode_queue_answer
 
 
-def encode_answer(item: Item) -> bytes:
-    """The answer with a whole change. Raises CodecError when the payload is no object."""
+def encode_answer(item: Item, *, hashes: bool = False) -> bytes:
+    """The answer with a whole change; with `hashes` in the form `internal_aaehash`. Raises CodecError when the payload
+    is no object."""
     _, _, _, bucket_type, bucket, key, _, _, payload = item
-    return encode_queue_answer(bucket_type, bucket, key, decode_object(payload), hashes=False)
+    return encode_queue_answer(bucket_type, bucket, key, decode_object(payload), hashes=hashes)

@@ -81,6 +81,14 @@ POP_ATTEMPTS_MAX: Final = 64
 """How many references to vanished objects one pop skips before it answers that there is nothing. A guess: 64 reads take
 less time than the next request."""
 
+EMPTY_HOLD_MS: Final = 32
+"""How long `pop` waits for a change before it answers that there is none. A Riak's source looks eight times, every 4
+ms, before it says so, and a Riak's sink asks the later the more empty answers it gets, up to once a second."""
+
+STARTING_WAIT_MS: Final = 5_000
+"""How long `pop` waits at most while changes may be there that are not in the windows yet: for a new owner or leader a
+CURSOR entry is written, and the change index read, which takes some milliseconds unless the disk is slow."""
+
 _CURSOR: Final = int(EntryKind.CURSOR)
 
 
@@ -400,14 +408,16 @@ class QueueService:
         """Whether a Riak may `pop` from the queue. Raises UnknownQueue."""
         return self.named(name).settings.riak_fetch
 
-    async def pop(self, name: str, render: Callable[[Item], Awaitable[bytes]]) -> bytes | None:
-        """Take one change out of a queue with `riak_fetch`, rendered; None when there is nothing to serve now.
+    async def pop(
+        self, name: str, render: Callable[[Item], Awaitable[bytes]], until: Until = wait_forever
+    ) -> bytes | None:
+        """Take one change out of a queue with `riak_fetch`, rendered; None when nothing came for EMPTY_HOLD_MS.
 
         The change is acknowledged once it is rendered, before anybody has received it. If `render` raises, the change
         is requeued; after a CodecError it becomes a gap instead, since it would block the queue. Raises UnknownQueue,
-        OwnedByOther, NotReady, Overloaded, and what `render` raises.
+        OwnedByOther, NotReady, Overloaded, and what `render` and `until` raise.
         """
-        queue = self.named(name)
+        queue, came_ms = self.named(name), self.time.now_ms()
         self._check_running()
         session = Session(RIAK_CLUSTER, RIAK_NAME, self._batch_prefix, 0)
         request = FetchRequest(session, RIAK_NAME, (), None, 1, BYTES_MAX, 0)
@@ -418,9 +428,9 @@ class QueueService:
         if queue.machine.owner_pending():
             self._cursors.write_pending_cursors(queue)
         for _ in range(POP_ATTEMPTS_MAX):
-            now = self.time.now_ms()
-            batch = await queue.next_batch(request, now, wait_forever)
+            batch = await self._batch_to_pop(queue, request, came_ms, until)
             if batch is None:
+                now = self.time.now_ms()
                 if queue.machine.due_in_ms(now, session) != 0 or queue.throttle.wait_ms(now):
                     return None
                 continue
@@ -441,6 +451,23 @@ class QueueService:
                 return rendered
             self.bulk_marks.record_refused(queue)
         return None
+
+    async def _batch_to_pop(
+        self, queue: QueueServer, request: FetchRequest, came_ms: int, until: Until
+    ) -> LeasedBatch | None:
+        """A change for a fetch that arrived at `came_ms`: at once, or when one comes while it is held."""
+        batch = await queue.next_batch(request, self.time.now_ms(), until)
+        hold_ms = came_ms + EMPTY_HOLD_MS
+        while batch is None:
+            now = self.time.now_ms()
+            if now >= hold_ms:
+                if queue.closed or not queue.machine.may_have_more or now >= came_ms + STARTING_WAIT_MS:
+                    return None
+                hold_ms = now + EMPTY_HOLD_MS
+            batch = await queue.next_batch(request, hold_ms, until)
+            if batch is None and self.time.now_ms() < hold_ms:  # nothing is left of what there was
+                return None
+        return batch
 
     def _check_running(self) -> None:
         if not self._running or self.queue_store.unread:

@@ -675,6 +675,12 @@ class SourceQueue:
         """Windows whose waiting changes are not all in memory."""
         return [window for window in self.windows.values() if not window.contiguous]
 
+    @property
+    def may_have_more(self) -> bool:
+        """Whether changes may wait that are not in memory, and would be served once they are: what the owner may have
+        is being written, or read."""
+        return not self.serving_suspended and (self.owner_pending() or bool(self.incomplete_windows()))
+
     def ledger(self) -> Ledger:
         """Sum over all windows of this process's life; what waits and is in flight is of the current ones."""
         total = Ledger()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from isthmus.node.client_api.object_headers import OCTETS
@@ -61,7 +62,7 @@ RIAK_ROUTE: Final = "/queuename/{queue}"
 
 INTERNAL: Final = "internal"
 AAE_HASH: Final = "internal_aaehash"
-"""`object_format` of Riak's fetch: with the second the answer also has the hashes of Riak's trees."""
+"""`object_format` of Riak's fetch: with the second the answer also has segment and hash of Riak's trees."""
 
 _RIAK_HEADERS: Final[Headers] = [(b"content-type", OCTETS), (b"cache-control", b"no-store")]
 
@@ -79,9 +80,10 @@ class QueueFetches(Protocol):
     def is_for_riak(self, name: str) -> bool:
         """Whether the queue has `riak_fetch`. Raises UnknownQueue."""
 
-    async def pop(self, name: str, render: Callable[[Item], Awaitable[bytes]]) -> bytes | None:
-        """Remove one change from such a queue for good, rendered; None when there is none now. If `render` raises, the
-        change goes back. Raises UnknownQueue, OwnedByOther, Retryable."""
+    async def pop(self, name: str, render: Callable[[Item], Awaitable[bytes]], until: Until) -> bytes | None:
+        """Remove one change from such a queue for good, rendered; None when there is none, and none came for some ms,
+        during which `until` waits. If `render` raises, the change goes back. Raises UnknownQueue, OwnedByOther,
+        Retryable, and what `until` raises."""
 
 
 class QueueObjects(Protocol):
@@ -182,28 +184,29 @@ class QueueRoutes:
                 f"/queues/{queue}/fetch; a Riak needs a queue of its own with riak_fetch = true"
             )
             raise RequestRefused(501, "not-implemented", sentence)
-        if object_format == AAE_HASH:
-            sentence = (
-                f"{AAE_HASH} is not answered: the hashes of Riak's trees are not computed here; ask for {INTERNAL}"
-            )
-            raise RequestRefused(501, "not-implemented", sentence)
-        if object_format != INTERNAL:
+        if object_format not in (INTERNAL, AAE_HASH):
             raise RequestRefused(
-                400, "bad-query", f"object_format {object_format[:64]!r} is unknown: {INTERNAL} is answered"
+                400,
+                "bad-query",
+                f"object_format {object_format[:64]!r} is unknown: {INTERNAL} and {AAE_HASH} are answered",
             )
         self._check_certificate(request, RIAK_NAME)
         self._check_fetch_limit()
+        await request.body()  # there is none; behind it the client's leaving is noticed
         self.running += 1
         try:
-            body = await self._queues.pop(queue, self._riak_answer)
+            render = partial(self._riak_answer, hashes=object_format == AAE_HASH)
+            body = await self._queues.pop(queue, render, lambda waiter: self._wait(waiter, request))
         finally:
             self.running -= 1
         return Reply(200, _RIAK_HEADERS, EMPTY_QUEUE if body is None else body)
 
-    async def _riak_answer(self, item: Item) -> bytes:
-        """Encode a change for a Riak. Raises Overloaded when the answer could not be sent: the change would be lost."""
+    async def _riak_answer(self, item: Item, *, hashes: bool) -> bytes:
+        """Encode a change for a Riak, with the hashes of its trees or without. Raises Overloaded when the answer could
+        not be sent: the change would be lost."""
         large = len(item[8]) >= OFF_LOOP_FROM_BYTES
-        body = await asyncio.to_thread(encode_answer, item) if large else encode_answer(item)
+        encode = partial(encode_answer, item, hashes=hashes)
+        body = await asyncio.to_thread(encode) if large else encode()
         if len(body) > SMALL_BODY_BYTES and self._budget.used_bytes + len(body) > self._budget.limit_bytes:
             raise self._budget.overloaded()
         return body

@@ -15,8 +15,9 @@ from isthmus.node.http.application import HttpApplication, Request, text_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.repl.coordinator.routing import UnknownBucketType
-from isthmus.repl.model.errors import Overloaded
+from isthmus.repl.model.errors import CodecError, Overloaded
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
+from isthmus.repl.riak.clocks import parse_clock_text
 
 PUSH_MAX: Final = 10_000
 """Most keys in one push, as in the admin API."""
@@ -106,11 +107,21 @@ def _key(at: int, one: Any) -> Key:
     for name, part in zip(NAMES, parts, strict=True):
         if not isinstance(part, str) or not part:
             raise RequestRefused(400, "bad-json", f"keys-clocks[{at}]: {name} must be a text that is not empty")
-    clock = one.get("clock")
-    if not isinstance(clock, str):
-        raise RequestRefused(400, "bad-vclock", f"keys-clocks[{at}]: clock must be a text, as X-Riak-Vclock has it")
-    parse_vclock(clock.encode(errors="surrogatepass"), f"keys-clocks[{at}]: clock")
+    _check_clock(at, one.get("clock"))
     try:
         return Key(*(part.encode() for part in parts))
     except UnicodeEncodeError as error:
         raise RequestRefused(400, "bad-json", f"keys-clocks[{at}]: {error.reason}") from error
+
+
+def _check_clock(at: int, clock: Any) -> None:
+    """Check a clock in one of three forms: an X-Riak-Vclock of ours, a Riak's in base64, or the list of its character
+    codes, as a Riak's full-sync sends it. Raises RequestRefused (400)."""
+    what = f"keys-clocks[{at}]: clock"
+    try:
+        parse_clock_text(clock)
+    except CodecError as not_of_riak:
+        if not isinstance(clock, str):
+            sentence = f"{what} must be a text, as X-Riak-Vclock has it, or a Riak's: {not_of_riak}"
+            raise RequestRefused(400, "bad-vclock", sentence) from None
+        parse_vclock(clock.encode(errors="surrogatepass"), what)

@@ -169,7 +169,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ("POST", "/queues/{queue}/counters"): _OF_CLUSTERS,
     ("GET", "/queuename/{queue}"): OperationSpec(
         (200, 404, 409),
-        {"object_format": {"enum": ["internal"]}},
+        {"object_format": {"enum": ["internal", "internal_aaehash"]}},
         answer="application/octet-stream",
     ),
     ("POST", "/queuename/{queue}"): OperationSpec((200, 404, 413), body="application/json", answer=_TEXT),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.queue_documents import SERVING
-from isthmus.queues.service import RIAK_CLUSTER
+from isthmus.queues.service import EMPTY_HOLD_MS, RIAK_CLUSTER, STARTING_WAIT_MS
 from isthmus.queues.window_rules import FOLD, FULL_SYNC, Item
 from isthmus.queues.wire import OwnedByOther
-from isthmus.repl.model.errors import CodecError, Overloaded
+from isthmus.repl.model.errors import CodecError, NotReady, Overloaded
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.unit.queues.admin.test_acts import ACT, audit_info, keys
 
@@ -23,13 +25,8 @@ async def key_of(item: Item) -> bytes:
 
 
 async def pop(queue_node: QueueNode) -> bytes | None:
-    """The key of the next change, or None; the first pop of an owner waits for its CURSOR entries."""
-    found = await queue_node.queues.pop("q", key_of)
-    if found is None:
-        machine = queue_node.queues.named("q").machine
-        await queue_node.eventually(lambda: not machine.owner_pending() and not machine.incomplete_windows())
-        found = await queue_node.queues.pop("q", key_of)
-    return found
+    """The key of the next change, or None."""
+    return await queue_node.queues.pop("q", key_of)
 
 
 async def drained(queue_node: QueueNode) -> list[bytes]:
@@ -41,7 +38,7 @@ async def drained(queue_node: QueueNode) -> list[bytes]:
 
 async def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
     """Real time comes first, then full-sync, then folds; the ledger adds up with all of real time acknowledged, nothing
-    is under lease, the cursors have moved, and an empty queue answers at once."""
+    is under lease, the cursors have moved, and an empty queue says so."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b", b"c", b"d")
@@ -58,6 +55,66 @@ async def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
         owner = queue_node.queues.named("q").stored.owner
         assert owner is not None
         assert (owner.cluster, owner.name) == (RIAK_CLUSTER, "riak")
+
+
+async def test_the_first_fetch_is_not_answered_empty_while_changes_wait() -> None:
+    """It takes the queue, and waits for the CURSOR entry of the new owner and for the change index to be read; so does
+    the first one after a restart."""
+    async with audited_node(RIAK) as queue_node:
+        queue_node.put(*(b"%d" % number for number in range(50)))
+        assert await pop(queue_node) == b"0"
+        await queue_node.queues.stop()
+        await queue_node.start()
+        assert await pop(queue_node) == b"1"
+
+
+async def test_a_slow_cursor_is_waited_for_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new owner's CURSOR entry may take seconds to be replicated; one that takes longer than the limit makes the
+    answer empty, so that the Riak asks again."""
+    async with audited_node(RIAK) as queue_node:
+        queue_node.put(b"a")
+        write_cursor = queue_node.write_cursor
+
+        async def slowly(partition: int, queue: bytes, payload: bytes) -> int:
+            await asyncio.sleep(1.5 * STARTING_WAIT_MS / 1000)
+            return await write_cursor(partition, queue, payload)
+
+        monkeypatch.setattr(queue_node, "write_cursor", slowly)
+        began_s = asyncio.get_running_loop().time()
+        assert await pop(queue_node) is None
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(STARTING_WAIT_MS / 1000, abs=0.1)
+        assert await pop(queue_node) == b"a"
+
+
+async def test_an_empty_answer_is_held_and_a_change_ends_the_wait() -> None:
+    """For as long as a Riak's own source looks again; a change that comes meanwhile is the answer, at once."""
+    loop = asyncio.get_running_loop()
+    async with audited_node(RIAK) as queue_node:
+        queue_node.put(b"a")
+        assert await pop(queue_node) == b"a"
+        began_s = loop.time()
+        assert await pop(queue_node) is None
+        assert loop.time() - began_s == pytest.approx(EMPTY_HOLD_MS / 1000, abs=0.002)
+        waiting = asyncio.create_task(pop(queue_node))
+        await asyncio.sleep(0.01)
+        queue_node.put(b"b")
+        began_s = loop.time()
+        assert await waiting == b"b"
+        assert loop.time() - began_s < 0.01
+
+
+async def test_a_fetch_whose_client_leaves_takes_nothing() -> None:
+    """The wait ends with it, and the next fetch gets the change."""
+    async with audited_node(RIAK) as queue_node:
+        assert await pop(queue_node) is None
+
+        async def leaves(waiter: asyncio.Future[None]) -> None:
+            raise NotReady("the client has left")
+
+        with pytest.raises(NotReady):
+            await queue_node.queues.pop("q", key_of, leaves)
+        queue_node.put(b"a")
+        assert await pop(queue_node) == b"a"
 
 
 async def test_a_stop_keeps_what_was_handed_out_away() -> None:
@@ -132,7 +189,7 @@ async def test_a_queue_for_a_riak_refuses_sinks_and_a_sinks_queue_refuses_a_riak
 
 
 async def test_a_suspended_queue_answers_like_an_empty_one() -> None:
-    """It answers at once; waiting changes are served after `resume`."""
+    """Waiting changes are served after `resume`."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b")
