@@ -20,6 +20,7 @@ from isthmus.repl.http.client import (
     CONNECT_TIMEOUT_MS_MAX,
     OPEN,
     REFUSAL_BYTES_MAX,
+    AnswerLost,
     HttpRefused,
     PeerCredentials,
     cause_of,
@@ -50,7 +51,7 @@ class AsyncHttpPeer:
     def __init__(self, url: str, access: PeerCredentials = OPEN) -> None:
         self.url = url.rstrip("/")
         self._access = access
-        self._token = access.token_for(self.url)
+        self._authorization = access.authorization_for(self.url)
         self._heads: dict[tuple[str, str], bytes] = {}
         self._idle: list[_Connection] = []
         self._open: OrderedSet[_Connection] = OrderedSet()
@@ -60,21 +61,37 @@ class AsyncHttpPeer:
         """Send a POST and return the body of its answer, of at most `limit_bytes`; a longer one is not read.
 
         `timeout_ms` bounds the wait for the first byte and for every further one. Raises HttpRefused for an error
-        status, PeerFault for every other failure of the connection or the peer.
+        status, AnswerLost where the request was sent, PeerFault for every other failure of the connection or the peer.
         """
+        request = self._head("POST", path, media_type) + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        return await self._answer(request, timeout_ms, limit_bytes)
+
+    async def get(self, path: str, *, timeout_ms: int, limit_bytes: int, repeatable: bool = True) -> bytes:
+        """Send a GET and return the body of its answer; limits and errors as for `post`. One that is not `repeatable`
+        is sent once: it raises AnswerLost where a connection that was idle is closed meanwhile."""
+        request = self._head("GET", path, "") + b"\r\n"
+        return await self._answer(request, timeout_ms, limit_bytes, repeatable=repeatable)
+
+    async def _answer(self, request: bytes, timeout_ms: int, limit_bytes: int, *, repeatable: bool = True) -> bytes:
+        """The body of the answer to a whole request."""
+        sent = False
         try:
-            request = self._head(path, media_type) + b"%d\r\n\r\n" % len(body) + body
             kept = self._take_idle()
             connection = kept or await self._connect(timeout_ms)
+            sent = True
             try:
                 answer = await self._exchange(connection, request, timeout_ms, limit_bytes)
             except OSError as error:
-                if kept is None or kept.answered or self._aborted or isinstance(error, TimeoutError):
+                idle = kept is not None and not kept.answered
+                if not (idle and repeatable) or self._aborted or isinstance(error, TimeoutError):
                     raise
+                sent = False
                 connection = await self._connect(timeout_ms)
+                sent = True
                 answer = await self._exchange(connection, request, timeout_ms, limit_bytes)
         except (OSError, ValueError, HttpParserError, HttpParserUpgrade) as error:
-            raise PeerFault(f"{self.url}: {cause_of(error)}") from error
+            fault = AnswerLost if sent else PeerFault
+            raise fault(f"{self.url}: {cause_of(error)}") from error
         if connection.status != 200:
             words = refusal_words(answer[:REFUSAL_BYTES_MAX].decode("utf-8", "replace"))
             reason = connection.reason or PeerFault.reason
@@ -105,19 +122,23 @@ class AsyncHttpPeer:
                 return connection
         return None
 
-    def _head(self, path: str, media_type: str) -> bytes:
-        """The head of a request up to the value of its last header, the body's length."""
+    def _head(self, method: str, path: str, media_type: str) -> bytes:
+        """The head of a request, without the length of its body."""
         head = self._heads.get((path, media_type))
         if head is None:
-            parts = urlsplit(self.url + path)
-            lines = (
-                f"POST {parts.path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}", "Accept: */*",
-                "Accept-Encoding: identity", f"Content-Type: {media_type}", "",
-            )  # fmt: skip
+            try:
+                parts = urlsplit(self.url + path)
+            except ValueError as error:
+                raise PeerFault(f"{self.url}: {error}") from error
+            target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+            lines = [
+                f"{method} {target} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}", "Accept: */*",
+                "Accept-Encoding: identity", *[f"Content-Type: {media_type}"] * bool(media_type), "",
+            ]  # fmt: skip
             head = self._heads[path, media_type] = "\r\n".join(lines).encode()
-        if self._token is not None:
-            head += b"Authorization: Bearer " + self._token().encode() + b"\r\n"
-        return head + b"Content-Length: "
+        if self._authorization is not None:
+            head += f"Authorization: {self._authorization()}\r\n".encode()
+        return head
 
     async def _connect(self, timeout_ms: int) -> _Connection:
         loop, access = asyncio.get_running_loop(), self._access

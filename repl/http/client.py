@@ -7,6 +7,7 @@ answers, read raw and bounded, from several threads, and aborted on demand. Bodi
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import io
@@ -14,7 +15,7 @@ import json
 import socket
 import ssl
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import requests
@@ -52,15 +53,25 @@ class PeerCredentials(NamedTuple):
 
     `contexts` returns the TLS context of each new connection (None: the system's authorities, no own certificate). With
     `cluster` the peer's certificate must name a node of that cluster, otherwise the dialled host. `token` returns the
-    bearer token of each request; with `contexts`, an `HttpPeer` sends it over TLS only."""
+    bearer token of each request; with `contexts`, an `HttpPeer` sends it over TLS only. With `user` it is the password
+    of that user, for basic authentication."""
 
     contexts: Callable[[], ssl.SSLContext] | None = None
     cluster: str = ""
     token: Callable[[], str] | None = None
+    user: str = ""
 
-    def token_for(self, url: str) -> Callable[[], str] | None:
-        """The token of requests of another node to `url`; None: none is sent."""
-        return None if url.startswith("http://") and self.contexts is not None else self.token
+    def authorization_for(self, url: str) -> Callable[[], str] | None:
+        """The value of the header Authorization of requests of another node to `url`; None: none is sent."""
+        plain = url.startswith("http://") and self.contexts is not None
+        return None if plain or self.token is None else self._authorization
+
+    def _authorization(self) -> str:
+        assert self.token is not None
+        secret = self.token()
+        if not self.user:
+            return f"Bearer {secret}"
+        return f"Basic {base64.b64encode(f'{self.user}:{secret}'.encode()).decode()}"
 
     def check_certificate(self, certificate: Mapping[str, Any] | None) -> None:
         """Check the certificate of a node that was dialled. Raises WrongPeer."""
@@ -171,6 +182,10 @@ def system_contexts() -> ssl.SSLContext:
     return client_contexts(TlsFiles(None, None, ()), check_host=True).current()
 
 
+class AnswerLost(PeerFault):
+    """A request was sent, and its answer did not come whole: the peer may have carried it out."""
+
+
 class HttpRefused(PeerFault):
     """The peer answered with an error `status`; `reason` is its stable code, if any."""
 
@@ -178,6 +193,14 @@ class HttpRefused(PeerFault):
         super().__init__(message)
         self.status = status
         self.reason = reason
+
+
+class HttpAnswer(NamedTuple):
+    """An answer: status, headers in their order with names in lower case, body."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
 
 
 class HttpPeer:
@@ -189,7 +212,7 @@ class HttpPeer:
     def __init__(self, url: str, connections: int, access: PeerCredentials = OPEN) -> None:
         self.url = url.rstrip("/")
         self._session = session(connections)
-        self._token = access.token_for(self.url)
+        self._authorization = access.authorization_for(self.url)
         self._adapter = _AbortableAdapter(connections, access)
         self._session.mount("http://", self._adapter)
         self._session.mount("https://", self._adapter)
@@ -213,22 +236,43 @@ class HttpPeer:
         with contextlib.closing(self._opened(self._request("POST", path, media_type, body), timeout_ms)) as response:
             yield lambda: self._take(response)
 
+    @contextlib.contextmanager
+    def reading(self, path: str, *, timeout_ms: int) -> Iterator[Callable[[], bytes]]:
+        """As `streaming`, for a GET."""
+        with contextlib.closing(self._opened(self._request("GET", path, ""), timeout_ms)) as response:
+            yield lambda: self._take(response)
+
     def get(self, path: str, *, timeout_ms: int, limit_bytes: int) -> bytes:
         """Send a GET and return the body of its answer; limits and errors as for `post`."""
         return self._exchange(self._request("GET", path, ""), timeout_ms, limit_bytes)
+
+    def get_with_headers(
+        self, path: str, *, accepted: Collection[int], timeout_ms: int, limit_bytes: int
+    ) -> HttpAnswer:
+        """Send a GET to exactly this path (`requests` would take a segment such as `%2E%2E` for a step upwards) and
+        return its answer if its status is among `accepted`; limits and errors as for `post`. The request is prepared
+        for this call alone: paths of keys are many."""
+        request = self._prepare("GET", path, {"Accept-Encoding": "identity", "Accept": "multipart/mixed, */*;q=0.5"})
+        request.url = self.url + path
+        with contextlib.closing(self._opened(request, timeout_ms, accepted)) as response:
+            body = self._read(response, limit_bytes, timeout_ms / 1000)
+            return HttpAnswer(response.status_code, [(n.lower(), v) for n, v in response.raw.headers.items()], body)
 
     def _exchange(self, request: requests.PreparedRequest, timeout_ms: int, limit_bytes: int) -> bytes:
         with contextlib.closing(self._opened(request, timeout_ms)) as response:
             return self._read(response, limit_bytes, timeout_ms / 1000)
 
-    def _opened(self, request: requests.PreparedRequest, timeout_ms: int) -> requests.Response:
-        """The answer to a request, its body not read. Raises HttpRefused for an error status, PeerFault."""
-        if self._token is not None:
-            request.headers["Authorization"] = f"Bearer {self._token()}"
+    def _opened(
+        self, request: requests.PreparedRequest, timeout_ms: int, accepted: Collection[int] = (200,)
+    ) -> requests.Response:
+        """The answer to a request, its body not read. Raises HttpRefused for a status that is not `accepted`,
+        PeerFault."""
+        if self._authorization is not None:
+            request.headers["Authorization"] = self._authorization()
         connect_s = min(timeout_ms, CONNECT_TIMEOUT_MS_MAX) / 1000
         try:
             response = self._adapter.send(request, stream=True, timeout=(connect_s, timeout_ms / 1000))
-            if response.status_code == 200:
+            if response.status_code in accepted:
                 return response
             with contextlib.closing(response):
                 raise self._refused(response, response.status_code)
@@ -242,16 +286,18 @@ class HttpPeer:
             headers = {"Accept-Encoding": "identity"}
             if media_type:
                 headers["Content-Type"] = media_type
-            try:
-                prepared = self._session.prepare_request(requests.Request(method, self.url + path, headers=headers))
-            except (OSError, ValueError) as error:
-                raise PeerFault(f"{self.url}: {cause_of(error)}") from error
-            self._prepared[method, path] = prepared
+            prepared = self._prepared[method, path] = self._prepare(method, path, headers)
         request = prepared.copy()
         if body is not None:
             request.body = body
             request.headers["Content-Length"] = str(len(body))
         return request
+
+    def _prepare(self, method: str, path: str, headers: Mapping[str, str]) -> requests.PreparedRequest:
+        try:
+            return self._session.prepare_request(requests.Request(method, self.url + path, headers=dict(headers)))
+        except (OSError, ValueError) as error:
+            raise PeerFault(f"{self.url}: {cause_of(error)}") from error
 
     def _take(self, response: requests.Response) -> bytes:
         """The next bytes of a body, b"" at its end. Raises PeerFault."""

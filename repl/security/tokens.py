@@ -72,6 +72,35 @@ def watched_token(path: Path) -> ReloadingFile[str]:
     return ReloadingFile((path,), lambda: read_token(path))
 
 
+PASSWORD_MAX: Final = 512
+"""Longest password of basic authentication; a longer line was not meant as one."""
+
+
+def read_password(path: Path) -> str:
+    """The first line of a file, the password of a user of another system. Raises BadConfig, without the content."""
+    check_private(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX)
+    except OSError as error:
+        raise BadConfig(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    if fault := encoding_fault(raw):
+        raise BadConfig(f"{path} {fault}")
+    line = raw.partition(b"\n")[0].rstrip(b"\r")
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        raise BadConfig(f"{path}: its first line is not UTF-8") from None
+    if not 0 < len(text) <= PASSWORD_MAX or not text.isprintable():
+        raise BadConfig(f"{path}: its first line is no password; one has 1 to {PASSWORD_MAX} printable characters")
+    return text
+
+
+def watched_password(path: Path) -> ReloadingFile[str]:
+    """A password, read again when the file changes. Raises BadConfig."""
+    return ReloadingFile((path,), lambda: read_password(path))
+
+
 def watched_digests(path: Path) -> ReloadingFile[tuple[bytes, ...]]:
     """A server's digests, read again when the file changes. Raises BadConfig."""
     return ReloadingFile((path,), lambda: read_digests(path))

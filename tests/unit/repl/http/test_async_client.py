@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from isthmus.repl.http.async_client import HEAD_BYTES_MAX, AsyncHttpPeer
+from isthmus.repl.http.client import AnswerLost, PeerCredentials
 from isthmus.repl.model.errors import PeerFault
 from tests.support.waiting import PATIENCE_S
 
@@ -36,7 +38,7 @@ class Source:
         with contextlib.suppress(EOFError, ConnectionError, asyncio.CancelledError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
                 await reader.readexactly(length)
                 self.requests += 1
                 await self._says(writer, number, asked)
@@ -85,6 +87,40 @@ async def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more
         assert (server.connections, server.requests) == (2, 3)
         assert await ask(peer) == b"ok"
         assert server.connections == 2
+
+
+async def test_a_get_that_must_not_be_repeated_is_sent_once() -> None:
+    """Its answer is lost where a kept connection ends under it, and also where a new one does; where nobody could be
+    reached nothing is lost. A query and a name with a password are sent as they are."""
+
+    async def respond(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
+        if (number, asked) in ((0, 1), (1, 0)):
+            raise EOFError
+        writer.write(ANSWER)
+
+    async with source(respond) as (server, peer):
+        assert await peer.get("/q?x=1", timeout_ms=5_000, limit_bytes=1_000) == b"ok"
+        for requests in (2, 3):
+            with pytest.raises(AnswerLost, match="before the end of the answer"):
+                await peer.get("/q?x=1", timeout_ms=5_000, limit_bytes=1_000, repeatable=False)
+            assert server.requests == requests
+        assert await peer.get("/q", timeout_ms=5_000, limit_bytes=1_000, repeatable=False) == b"ok"
+    nobody = AsyncHttpPeer("http://127.0.0.1:1")
+    with pytest.raises(PeerFault) as found:
+        await nobody.get("/q", timeout_ms=1_000, limit_bytes=1_000, repeatable=False)
+    assert not isinstance(found.value, AnswerLost)
+
+
+def test_a_user_and_a_password_are_sent_by_basic_authentication() -> None:
+    """A token alone is a bearer token; neither is sent in the clear by credentials for TLS."""
+    basic = PeerCredentials(token=lambda: "p:w ö", user="ann").authorization_for("http://h:1")
+    bearer = PeerCredentials(token=lambda: "t").authorization_for("http://h:1")
+    assert basic is not None
+    assert bearer is not None
+    assert (basic(), bearer()) == ("Basic YW5uOnA6dyDDtg==", "Bearer t")
+    protected = PeerCredentials(ssl.create_default_context, token=lambda: "t")
+    assert protected.authorization_for("http://h:1") is None
+    assert protected.authorization_for("https://h:1") is not None
 
 
 async def test_a_reset_of_a_kept_connection_is_its_end_too() -> None:
