@@ -113,9 +113,9 @@ async def node_drain(doing: Doing) -> None:
 
 
 def undrained_later(doing: Doing, cluster: WorldCluster, name: str) -> None:
-    """In the end no node is drained."""
+    """In the end no node is drained, and that before factors are taken back, which need all nodes."""
 
     async def undrain() -> None:
         await insist(doing, cluster, "/admin/nodes/drain", nodes=[name], undo=True, over={"unknown"})
 
-    doing.undo_later(f"drain of {name}", undrain)
+    doing.recover_later(f"drain of {name}", undrain)
