@@ -152,6 +152,34 @@ def broken_riak_trees(settings: Settings) -> Iterator[RelationViolation]:
             places.setdefault(name, number)
 
 
+def broken_riak(settings: Settings) -> Iterator[RelationViolation]:
+    """Every relation of [[riak.peers]] that does not hold."""
+    first_name: dict[str, int] = {}
+    first_link: dict[tuple[str, str], str] = {(one.queue, one.url): "sink.peers" for one in settings.sink.peers}
+    for number, peer in enumerate(settings.riak.peers):
+        path = f"riak.peers[{number}]"
+        if peer.name in first_name:
+            yield RelationViolation(
+                (f"{path}.name", f"riak.peers[{first_name[peer.name]}].name"),
+                f'two Riaks are called "{peer.name}"; each needs a name of its own',
+            )
+        first_name.setdefault(peer.name, number)
+        for url in peer.urls.split(","):
+            if (peer.queue, url) in first_link:
+                yield RelationViolation(
+                    (f"{path}.urls",),
+                    f'queue "{peer.queue}" of {url} is listed already in {first_link[peer.queue, url]}',
+                )
+            first_link.setdefault((peer.queue, url), path)
+            if settings.listen.http.port and is_own(url, settings.listen.http):
+                yield RelationViolation(
+                    (f"{path}.urls", "listen.http"), f"{url} is this node itself; name nodes of a Riak"
+                )
+        if bool(peer.user) != (peer.password_file is not None):
+            given, missing = ("user", "password_file") if peer.user else ("password_file", "user")
+            yield RelationViolation((f"{path}.{given}",), f"a user and a password belong together: set {missing}, too")
+
+
 def is_own(url: str, own: Address) -> bool:
     """True for the URL of the listener at `own`."""
     address = urlsplit(url)
@@ -212,5 +240,5 @@ def _tls_relations(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple
         yield ("tls.metastore",), "the embedded metastore listens on loopback without TLS; name metastore.hosts"
 
 
-RULES: Final = (broken_relations, broken_fullsync, broken_riak_trees)
+RULES: Final = (broken_relations, broken_fullsync, broken_riak, broken_riak_trees)
 """All relations of a file."""

@@ -26,6 +26,7 @@ from isthmus.config.forms import (
     NAME_OR_NONE,
     PEER_URL,
     PEER_URLS,
+    USER,
     Choice,
     WholeNumber,
 )
@@ -260,14 +261,69 @@ class RiakTreeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RiakPeerSettings:
+    """[[riak.peers]]: a queue of a Riak cluster, 2.9.1 or later ([beside a Riak](riak.md))."""
+
+    name: Annotated[str, NAME]
+    """Its name for operators; unique in the file."""
+
+    urls: Annotated[str, PEER_URLS]
+    """Base URLs of the HTTP listeners of all of its nodes, separated by commas: each node of a Riak gives out the
+    changes that it has coordinated itself."""
+
+    queue: Annotated[str, NAME]
+    """The queue's name there, from `replrtq_srcqueue`."""
+
+    bucket_types: Annotated[str, BUCKET_TYPES] = ALL_TYPES
+    """Bucket types that are taken, separated by commas; changes of others are dropped and counted. `"*"`: all, and a
+    change of a type that this cluster lacks is a dead letter."""
+
+    workers: Annotated[int, WholeNumber(0, SINK_WORKERS_MAX)] = 0
+    """Workers of `[sink]` that may be busy with this queue at once; 0: no limit of its own. `isthmus sink set-workers
+    --queue` changes it live."""
+
+    rate_limit_bytes: Annotated[int, WholeNumber(0, 10 * GB)] = 0
+    """Bytes a second that this node fetches from it; 0: no limit beside that of `[sink]`."""
+
+    object_rate_limit_count: Annotated[int, WholeNumber(0, 10_000_000)] = 0
+    """Changes a second that this node fetches from it; 0: no limit beside that of `[sink]`."""
+
+    user: Annotated[str, USER] = ""
+    """The name to send there by basic authentication. Empty: nothing is sent."""
+
+    password_file: Path | None = None
+    """A file with the password of `user`: its first line. It is read again when it changes."""
+
+    authority: Path | None = None
+    """Authorities for the certificates behind https:// URLs. Empty: those of the system."""
+
+
+@dataclass(frozen=True, slots=True)
 class RiakSettings:
-    """[riak]: what this node does with Riak clusters."""
+    """[riak]: what this node does with Riak clusters: what it fetches from them, with the workers and limits of
+    [sink], and what their full-syncs compare."""
+
+    peers: tuple[RiakPeerSettings, ...] = ()
 
     trees: tuple[RiakTreeSettings, ...] = ()
 
+    # Riak warns at 5 MB and refuses at 50 MB by default; siblings and a cluster with other limits make it larger.
+    answer_bytes: Annotated[int, WholeNumber(1 * MB, 2 * GB)] = 256 * MB
+    """Longest change that is taken. A longer one is lost, since the Riak has forgotten it: it is counted, and logged
+    with its length."""
+
+    # A queue of a Riak overflows at 100,000 and more references a node, by its settings (replrtq_overflow_limit), and
+    # the clocks of as many keys come in one answer, some 200 bytes each.
+    seed_slice_count: Annotated[int, WholeNumber(100, 1_000_000)] = 50_000
+    """Most keys that a seed has the Riak put into its queues at once; a bucket with more is seeded in slices of
+    last-modified times. Above what a node of the Riak holds in its queue, keys are lost there and sent again."""
+
+    gather_ms: Annotated[int, WholeNumber(0, 1 * SECOND)] = 10
+    """How long further changes are fetched before those that came are stored together. A Riak gives one a request."""
+
 
 NO_RIAK: Final = RiakSettings()
-"""Nothing is kept for a Riak."""
+"""Nothing is fetched from a Riak, and nothing is kept for one."""
 
 
 @dataclass(frozen=True, slots=True)

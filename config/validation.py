@@ -50,6 +50,16 @@ def check_name_or_none(value: str) -> str:
     return check_name(value) if value else value
 
 
+_USER = re.compile(r"[!-9;-~]{0,64}", re.ASCII)
+
+
+def check_user(value: str) -> str:
+    """A user's name for basic authentication, or "" for none; ValueError otherwise. A colon would end it."""
+    if _USER.fullmatch(value) is None:
+        raise ValueError(f"{shown(value)} is not a user's name; it has up to 64 printable characters without a colon")
+    return value
+
+
 def check_host(value: str) -> str:
     """A host name or an address without a port, or "" for none; ValueError otherwise."""
     if value and _HOST.fullmatch(value) is None and _IPV6.fullmatch(value) is None:

@@ -48,6 +48,11 @@ def warnings_of(settings: Settings) -> Iterator[ConfigWarning]:
                 f'"{entry.queue}" is the queue of "{other.name}" as well, which compares with {other.cluster}, not '
                 f"{entry.cluster}: a queue belongs to one cluster, so the repairs of one of them go to the other",
             )
+    for number, riak in enumerate(settings.riak.peers):
+        if riak.user and not all(is_loopback(_host_of(url)) for url in _plain(riak.urls)):
+            yield ConfigWarning(
+                f"riak.peers[{number}].urls", "the password travels to this Riak in the clear; write https://"
+            )
     traces = settings.traces
     if traces.headers_file is not None and traces.endpoint.startswith("http://"):
         host = urlsplit(traces.endpoint).hostname or ""
@@ -72,11 +77,15 @@ def warnings_of(settings: Settings) -> Iterator[ConfigWarning]:
 def _other_cluster(path: str, key: str, peer: PeerSettings | FullSyncSettings) -> Iterator[ConfigWarning]:
     """Warnings about a connection to another cluster without protection."""
     urls = peer.url if isinstance(peer, PeerSettings) else peer.urls
-    plain = [url for url in urls.split(",") if not url.startswith("https://")]
+    plain = _plain(urls)
     if peer.token_file is not None and not all(is_loopback(_host_of(url)) for url in plain):
         yield ConfigWarning(f"{path}.{key}", "the token travels to this peer in the clear; write https://")
     if peer.cluster and plain:
         yield ConfigWarning(f"{path}.cluster", "is not checked over http://; only a certificate shows it")
+
+
+def _plain(urls: str) -> list[str]:
+    return [url for url in urls.split(",") if not url.startswith("https://")]
 
 
 def _listeners(settings: Settings) -> Iterator[ConfigWarning]:

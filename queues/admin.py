@@ -29,7 +29,8 @@ from isthmus.queues.queue_documents import (
 )
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.rate_limit import Rates
-from isthmus.queues.service import RIAK_CLUSTER, RIAK_NAME, QueueService
+from isthmus.queues.riak_origin import RIAK_CLUSTER, RIAK_NAME
+from isthmus.queues.service import QueueService
 from isthmus.queues.status import held_reasons, ledger, reason
 from isthmus.queues.window_rules import BULK_PRIORITIES, FOLD, FULL_SYNC, PRIORITIES, Item
 from isthmus.queues.wire import OFF, SUSPENDED, ObjectReply, ObjectRequest, OwnedByOther

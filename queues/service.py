@@ -30,6 +30,7 @@ from isthmus.queues.long_poll import Until, wait_forever
 from isthmus.queues.queue_documents import DEFINITIONS_PATH, QueueOwner, QueueState
 from isthmus.queues.queue_server import QueueHost, QueueServer
 from isthmus.queues.queue_table import QueueTable
+from isthmus.queues.riak_origin import RIAK_CLUSTER, RIAK_NAME
 from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.status import samples_of, unknown_queue
@@ -66,12 +67,6 @@ ANEW_MS: Final = 1_000
 
 STOP_RECORD_S: Final = 2.0
 """How long a stop waits for the metastore to record the bulk references that are lost with this process."""
-
-RIAK_NAME: Final = "riak"
-"""Name of the owner of queues with `riak_fetch`. A Riak sends neither its name nor an id, so there is one for all."""
-
-RIAK_CLUSTER: Final = RIAK_NAME.encode().ljust(16, b"\0")
-"""Stands for a Riak's uuid; no uuid that Isthmus draws has this form."""
 
 READS_MAX: Final = 3
 """How often a queue's documents are read in a row because a fetch took the queue during the read. Each repeat needs

@@ -162,6 +162,10 @@ class DeadLetters:
         statement = f"SELECT {_WITHOUT_OBJECT} FROM letters WHERE {names} ORDER BY id"  # noqa: S608
         return [_letter(row) for row in self._rows(statement, tuple(key))]
 
+    def of_reason(self, reason: str) -> list[int]:
+        """The numbers of those with this reason, the oldest first."""
+        return [row[0] for row in self._rows("SELECT id FROM letters WHERE reason=? ORDER BY id", (reason,))]
+
     def find(self, number: int) -> DeadLetter | None:
         """One letter with its object."""
         rows = self._rows(f"SELECT {_COLUMNS} FROM letters WHERE id=?", (number,))  # noqa: S608

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import quote
 
 from isthmus.config.settings import SinkSettings
@@ -33,7 +33,7 @@ from isthmus.queues.wire import (
     encode_request,
 )
 from isthmus.repl.http.async_client import AsyncHttpPeer
-from isthmus.repl.model.errors import PeerFault
+from isthmus.repl.model.errors import IsthmusError, PeerFault
 from isthmus.repl.property_digests import ScopeDigests
 
 ANSWER_OVERHEAD_BYTES: Final = 200_000_000
@@ -81,8 +81,52 @@ class LocalCluster(NamedTuple):
     cluster_name: str
 
 
+class ChangeFetcher(Protocol):
+    """Fetches changes for one slot: from a queue of another cluster (`Fetcher`), or of a Riak
+    (`sink.riak_fetch.RiakFetcher`)."""
+
+    answer_bytes: int
+    """Size of the last answers' bodies."""
+
+    @property
+    def ack(self) -> BatchAck | None:
+        """Acknowledgement that is still to be sent."""
+
+    @property
+    def hand(self) -> bool:
+        """Whether it has changes that were fetched, are not stored yet, and come from nowhere else again."""
+
+    @property
+    def refused(self) -> Mapping[int, IsthmusError]:
+        """Changes of the last batch that cannot be right, by index, with the reason."""
+
+    @property
+    def more(self) -> bool:
+        """Whether the last fetch ended before the source was known to be empty."""
+
+    async def fetch(self, options: FetchOptions, expected: bytes | None, expected_name: str, /) -> FetchReply:
+        """The next batch. Raises IsthmusError."""
+
+    def settled(self, ack: BatchAck, /) -> None:
+        """What became of the last batch."""
+
+    async def acknowledge(self) -> None:
+        """Send the acknowledgement without a fetch. Raises IsthmusError."""
+
+    async def exchange(self, held: HeldCountersMessage, /) -> HeldCountersMessage:
+        """Exchange counters with the source. Raises IsthmusError."""
+
+
 class Fetcher:
     """Fetches one queue from one peer, for one slot. `peer` may be shared by slots."""
+
+    hand: Final = False
+    """A change that is not acknowledged comes again from the source."""
+
+    refused: Final[Mapping[int, IsthmusError]] = MappingProxyType({})
+
+    more: Final = False
+    """A long poll ends an answer that is not full."""
 
     def __init__(
         self, peer: AsyncHttpPeer, queue: str, session: Session, local: LocalCluster, settings: SinkSettings
@@ -119,6 +163,10 @@ class Fetcher:
             )
         self.ack = None
         return reply
+
+    def settled(self, ack: BatchAck) -> None:
+        """Keep the acknowledgement of the last batch for the next request."""
+        self.ack = ack
 
     async def acknowledge(self) -> None:
         """Send the acknowledgement without a fetch. Raises PeerFault, CodecError."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from isthmus.queues.riak_origin import origin_of
 from isthmus.queues.window_rules import Item
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import summarize_encoded
@@ -29,8 +30,9 @@ _new: Final = tuple.__new__
 
 def pushes(items: Sequence[Item], source: bytes) -> list[PushItem]:
     """The items for the coordinator, in the batch's order. Their origin is `source`, the cluster that pushes, whichever
-    cluster made the change: `source` must not get it back from here."""
-    return [_new(PushItem, (_new(Key, item[3:6]), source, item[8], item[0] == _LEAVING)) for item in items]
+    cluster made the change: `source` must not get it back from here. All Riaks are one origin."""
+    origin = origin_of(source)
+    return [_new(PushItem, (_new(Key, item[3:6]), origin, item[8], item[0] == _LEAVING)) for item in items]
 
 
 def outcomes_of(results: Sequence[PushResult]) -> Mapping[PushOutcome, int]:

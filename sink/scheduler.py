@@ -15,7 +15,7 @@ that fail, or never answered yet, get at most half of the workers: however many 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
@@ -158,9 +158,9 @@ class FetchScheduler:
         """Begin no new cycle of the link; it is gone once its running ones have ended (`gone`)."""
         self._links[name].ending = True
 
-    def gone(self) -> list[LinkName]:
-        """Remove and return the links that were ending and have no running slot."""
-        names = [name for name, link in self._links.items() if link.ending and not link.running]
+    def gone(self, kept: Collection[LinkName] = ()) -> list[LinkName]:
+        """Remove and return the links that were ending and have no running slot, and are not `kept`."""
+        names = [name for name, link in self._links.items() if link.ending and not link.running and name not in kept]
         for name in names:
             del self._links[name]
         return names

@@ -13,12 +13,19 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import structlog
 
-from isthmus.config.settings import SINK_WORKERS_MAX, PeerSettings, SinkSettings
+from isthmus.config.settings import (
+    NO_RIAK,
+    SINK_WORKERS_MAX,
+    PeerSettings,
+    RiakPeerSettings,
+    RiakSettings,
+    SinkSettings,
+)
 from isthmus.config.text import clause, quantity
 from isthmus.queues.filters import Filter
 from isthmus.queues.rate_limit import Rates
@@ -28,7 +35,7 @@ from isthmus.repl.http.client import HttpPeer, PeerCredentials
 from isthmus.repl.machine import machine
 from isthmus.repl.metastore.joined_document import WatchedJoinedDocument, changed_one
 from isthmus.repl.metastore.port import Metastore
-from isthmus.repl.metastore.watched_document import Document, DocumentEvents
+from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument
 from isthmus.repl.model.errors import (
     BadInput,
     CodecError,
@@ -43,7 +50,7 @@ from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.this_node import ThisNode
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.unforeseen import unforeseen
-from isthmus.sink import discovery, limits, peers, suspensions
+from isthmus.sink import discovery, limits, peers, riak_peers, suspensions
 from isthmus.sink import status as listing
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.counter_exchange import CounterExchange
@@ -55,6 +62,9 @@ from isthmus.sink.limits import ALL_NODES, EffectiveLimits, SinkLimits
 from isthmus.sink.operator_settings import SETTINGS
 from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers
 from isthmus.sink.push import SourceCounters
+from isthmus.sink.riak_fetch import RiakLink, riak_link
+from isthmus.sink.riak_peers import RiakPeerEntry, RiakPeers
+from isthmus.sink.riak_seeder import RiakSeeder, SeederPorts
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.status import FetchedLag, LinkState, SinkState
 from isthmus.sink.suspensions import SinkSuspension
@@ -67,6 +77,7 @@ log = structlog.get_logger(__name__)
 F = TypeVar("F")
 
 EVENTS: Final = DocumentEvents("sink.settings_malformed", "sink.settings_unread")
+RIAK_EVENTS: Final = DocumentEvents("sink.riak_peers_malformed", "sink.riak_peers_unread")
 
 STOP_PUSH_S: Final = 10.0
 """How long a stop waits for batches that are being pushed; the changes of others come again."""
@@ -110,12 +121,18 @@ class SinkNodes(SinkCluster, Protocol):
     def known_nodes(self) -> Collection[str]:
         """Names of the nodes of this cluster, live or not."""
 
+    def live_nodes(self) -> Collection[str]:
+        """Those that live."""
+
 
 class SourceAccess(Protocol):
     """Credentials for nodes of other clusters."""
 
     def access_to(self, peer: PeerSettings) -> PeerCredentials:
         """Certificates and token for a peer. Raises IsthmusError, OSError when they cannot be read."""
+
+    def access_to_riak(self, peer: RiakPeerSettings) -> PeerCredentials:
+        """Authorities and password for a Riak. Raises as `access_to`."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +161,7 @@ class Sink:
         *,
         traces: SinkTraces | None,
         counters: CounterExchange | None,
+        riak: RiakSettings = NO_RIAK,
     ) -> None:
         """`traces` None: traces are off. `counters` None: no counters are exchanged."""
         kv, time, letters, conflicts = ports.kv, ports.time, ports.letters, ports.conflicts
@@ -157,7 +175,8 @@ class Sink:
         self._cluster = cluster
         self._credentials = credentials
         self._seeds = {LinkName(p.queue, p.url): Seed(p.cluster, credentials.access_to(p)) for p in settings.peers}
-        self._seed_entries: dict[LinkName, PeerEntry] = {}
+        self._riak = riak
+        self._seed_entries: dict[LinkName, PeerEntry | RiakPeerEntry] = {}
         """Entries of those seeds that an operator has added."""
         self._unusable: dict[LinkName, str] = {}
         """Peers that an operator has added and this node cannot fetch from, with the reason."""
@@ -190,7 +209,14 @@ class Sink:
             peers=self._pool,
             timeout_ms=settings.request_timeout_ms,
         )
-        self._discovery_peers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
+        self._seeded: frozenset[str] = frozenset()
+        """Riaks of which a seed runs, anywhere in this cluster."""
+        self._riak_links: dict[str, RiakLink] = {}
+        """By name, what the links to a Riak share."""
+        self._seeds |= {name: self._seed_of(one) for one in riak.peers for name in riak_peers.links_of(one)}
+        self._discovery_peers = {
+            name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items() if seed.riak is None
+        }
         self._discovery_threads = ThreadPoolExecutor(DISCOVERY_THREADS, thread_name_prefix="discovery")
         now_ms = time.wall_ms()
         unread = (suspensions.unread(now_ms),)
@@ -200,8 +226,21 @@ class Sink:
         self._suspensions = self._operator_settings.part(suspensions.DOCUMENT)
         self._limits = self._operator_settings.part(limits.DOCUMENT)
         self._peers = self._operator_settings.part(peers.DOCUMENT)
+        self._riak_peers = WatchedDocument(
+            metastore, riak_peers.DOCUMENT, RiakPeers(), RIAK_EVENTS, lambda _value: self._apply()
+        )
+        self.seeds = RiakSeeder(
+            this.name,
+            riak,
+            SeederPorts(kv, metastore, letters, cluster, time, credentials.access_to_riak),
+            peer_named=self.riak_named,
+            on_change=self._seeding,
+            timeout_ms=settings.request_timeout_ms,
+        )
+        """Seeds of Riaks."""
         self._unread_limits, self._unread_peers = limits.unread(now_ms), peers.unread(now_ms)
-        """Suspend all links while the document has not been read."""
+        self._unread_riaks = riak_peers.unread(now_ms)
+        """Suspend all links, or those to Riaks, while their document has not been read."""
         self._peer_nodes: dict[str, discovery.PeerNodes | None] = {}
         """URL -> its last answer to discovery."""
         self._listed: set[str] = set()
@@ -210,6 +249,8 @@ class Sink:
         """Listed nodes from which nothing is fetched."""
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
+        self._letters_unfinished = True
+        """Letters of changes that were in hand when this node stopped may be left."""
         self._letters_checked_upto = 0
         """The last dead letter that was checked."""
 
@@ -220,6 +261,8 @@ class Sink:
         self._started = True
         await self._count_letters()
         await self._operator_settings.start()
+        await self._riak_peers.start()
+        await self.seeds.start()
         self._pool.set_links({name: LinkTarget(None, name) for name in self._seeds}, self)
         self._pool.start()
         loop = asyncio.get_running_loop()
@@ -231,6 +274,8 @@ class Sink:
         """Start no new fetch, let pushes finish (bounded), send their acknowledgements."""
         self._pool.stop_fetching()
         await self._operator_settings.stop()
+        await self.seeds.stop()
+        await self._riak_peers.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -256,8 +301,7 @@ class Sink:
         while True:
             await asyncio.sleep(LETTERS_INTERVAL_S)
             try:
-                if self._peers.was_read:
-                    self._apply_peers(self._peers.value)
+                self._apply_peers()
             except Exception as error:
                 unforeseen.exception("sink.peers_bug", error)
             try:
@@ -265,6 +309,7 @@ class Sink:
             except Exception as error:
                 unforeseen.exception("sink.dead_letters_bug", error)
             await self._settle_letters()
+            await self._finish_letters()
 
     # ---------------------------------------------------------------- discovery
 
@@ -391,6 +436,9 @@ class Sink:
         found = next((s for s in self._suspensions.value if s.matches(name, self._node)), None)
         if found is None and not self._limits.was_read:
             found = self._unread_limits
+        seed = self._seeds.get(name)
+        if found is None and not self._riak_peers.was_read and seed is not None and seed.riak is not None:
+            found = self._unread_riaks
         return self._unread_peers if found is None and not self._peers.was_read else found
 
     def _apply(self) -> None:
@@ -398,8 +446,7 @@ class Sink:
         self._pool.suspend(self)
         if self._limits.was_read:
             self._apply_limits(self._limits.value)
-        if self._peers.was_read:
-            self._apply_peers(self._peers.value)
+        self._apply_peers()
 
     def _apply_limits(self, entries: limits.Entries) -> None:
         self._effective_limits = now = limits.limits_for(self._node, entries, self._default_limits)
@@ -429,9 +476,62 @@ class Sink:
             via = self._pool.links.get(name)
             hint = f"; it is fetched from since {via.seed.peer} lists it" if via is not None else ""
             raise BadInput(f"queue {name.queue} of {name.peer} is not a peer that was set{hint}; there are: {listed}")
+        riak = self._seeds[name].riak if name in self._seeds else None
+        if riak is not None:
+            raise BadInput(f"{name.peer} is a node of the Riak {riak.settings.name}: isthmus riak remove")
         entry = PeerEntry(name.queue, name.peer, "", None, True, by, self._time.wall_ms(), reason)
         await self._change_peers(lambda before: peers.with_peer(before, entry, in_file=self._in_file(name)))
         log.info("sink.peer_removed", queue=name.queue, peer=name.peer, by=by, reason=reason)
+
+    def riaks(self) -> list[RiakPeerSettings]:
+        """The Riaks that are fetched from, by files and operators."""
+        return [peer for peer, _ in riak_peers.peers_in_effect(self._riak.peers, self._riak_peers.value)]
+
+    def riak_entries(self) -> dict[str, RiakPeerEntry]:
+        """What operators have set about Riaks, by name."""
+        return {one.name: one for one in self._riak_peers.value.peers}
+
+    def riak_named(self, name: str) -> RiakPeerSettings:
+        """The Riak of that name. Raises BadInput."""
+        found = next((one for one in self.riaks() if one.name == name), None)
+        if found is None:
+            listed = ", ".join(one.name for one in self.riaks()) or "none"
+            raise BadInput(f"there is no Riak {name!r}; there are: {listed} (isthmus riak list)")
+        return found
+
+    def _seeding(self, riaks: frozenset[str]) -> None:
+        self._seeded = riaks
+        for name, shared in self._riak_links.items():
+            shared.seeding = name in riaks
+
+    async def add_riak(self, entry: RiakPeerEntry) -> None:
+        """Fetch from a Riak that need not be in any file, on all nodes and over restarts. Raises BadInput, NotReady,
+        and the errors of its password and authority."""
+        if any(one.name == entry.name for one in self.riaks()):
+            raise BadInput(f"a Riak {entry.name} is fetched from already (isthmus riak list)")
+        for name in riak_peers.links_of(entry.settings()):
+            if name in self._seeds:
+                raise BadInput(f"queue {name.queue} of {name.peer} is fetched from already (isthmus sink list)")
+        self._credentials.access_to_riak(entry.settings())
+        await self._change_riaks(entry)
+        log.info("sink.riak_added", riak=entry.name, urls=entry.urls, queue=entry.queue, by=entry.by)
+
+    async def remove_riak(self, name: str, by: str, reason: str) -> None:
+        """Stop fetching from a Riak, on all nodes and over restarts; what is in hand is pushed. Raises BadInput,
+        NotReady."""
+        self.riak_named(name)
+        await self._change_riaks(
+            RiakPeerEntry(name=name, removed=True, by=by, at_ms=self._time.wall_ms(), reason=reason)
+        )
+        log.info("sink.riak_removed", riak=name, by=by, reason=reason)
+
+    async def _change_riaks(self, entry: RiakPeerEntry) -> None:
+        in_file = any(one.name == entry.name for one in self._riak.peers)
+        with repeatable():
+            await self._riak_peers.change(
+                lambda before: riak_peers.with_entry(before, entry, in_file=in_file),
+                unreadable=riak_peers.refuse_unreadable,
+            )
 
     async def set_queue_workers(self, queue: str, node: str | None, workers: int | None, by: str, reason: str) -> None:
         """Limit the workers that are busy with a queue at once (None: no limit of its own), on one node or on all.
@@ -449,19 +549,16 @@ class Sink:
     def _in_file(self, name: LinkName) -> bool:
         return any((one.queue, one.url) == name for one in self._settings.peers)
 
-    def _apply_peers(self, found: SetPeers) -> None:
+    def _apply_peers(self) -> None:
         """Set the seeds that are wanted, and links to them. A seed whose settings changed is removed first, and added
-        again by a later call, once its link has ended."""
-        wanted = {
-            LinkName(p.queue, p.url): (p, entry)
-            for p, entry in peers.peers_in_effect(self._settings.peers, found.peers)
-        }
+        again by a later call, once its link has ended. A document that has not been read yet changes nothing: its links
+        are suspended until then."""
+        wanted = self._wanted_peers()
         self._unusable = {}
         replaced: set[LinkName] = set()
         added = False
         for name in list(self._seeds):
-            entry = self._seed_entries.get(name)
-            if name not in wanted or _address_of(wanted[name][1]) != _address_of(entry):
+            if name not in wanted or self._differs(name, wanted[name]):
                 del self._seeds[name]
                 self._seed_entries.pop(name, None)
                 replaced.add(name)
@@ -470,7 +567,7 @@ class Sink:
             if name in self._seeds or ending:
                 continue
             try:
-                self._seeds[name] = Seed(peer.cluster, self._credentials.access_to(peer))
+                self._seeds[name] = self._seed_of(peer)
             except (IsthmusError, OSError) as error:
                 self._unusable[name] = str(error)
                 log.error("sink.peer_unusable", queue=name.queue, peer=name.peer, error=str(error))
@@ -480,11 +577,44 @@ class Sink:
             added = True
         if replaced or added:
             self._follow_seeds()
-        self._pool.limit_queues(peers.workers_of(self._node, found.workers))
+        limits_of_riaks = {one.queue: one.workers for one in self.riaks() if one.workers}
+        self._pool.limit_queues(limits_of_riaks | peers.workers_of(self._node, self._peers.value.workers))
+
+    def _wanted_peers(self) -> dict[LinkName, _WantedPeer]:
+        """The links that files and operators want, those of clusters before those of Riaks."""
+        plain = peers.peers_in_effect(self._settings.peers, self._peers.value.peers)
+        found = {LinkName(peer.queue, peer.url): _WantedPeer(peer, entry) for peer, entry in plain}
+        for peer, entry in riak_peers.peers_in_effect(self._riak.peers, self._riak_peers.value):
+            for name in riak_peers.links_of(peer):
+                found.setdefault(name, _WantedPeer(peer, entry))
+        return found
+
+    def _differs(self, name: LinkName, wanted: _WantedPeer) -> bool:
+        """Whether the seed of a link has other settings than those that are wanted."""
+        riak = self._seeds[name].riak
+        if riak is not None or isinstance(wanted.peer, RiakPeerSettings):
+            return riak is None or riak.settings != wanted.peer
+        return _address_of(wanted.entry) != _address_of(self._seed_entries.get(name))
+
+    def _seed_of(self, peer: PeerSettings | RiakPeerSettings) -> Seed:
+        """Raises IsthmusError, OSError."""
+        if isinstance(peer, PeerSettings):
+            return Seed(peer.cluster, self._credentials.access_to(peer))
+        access = self._credentials.access_to_riak(peer)
+        shared = self._riak_links.get(peer.name)
+        if shared is None or shared.settings != peer:
+            shared = self._riak_links[peer.name] = riak_link(
+                peer,
+                answer_limit_bytes=self._riak.answer_bytes,
+                gather_ms=self._riak.gather_ms,
+                now_ms=self._time.now_ms(),
+            )
+            shared.seeding = peer.name in self._seeded
+        return Seed(peer.name, access, shared)
 
     def _follow_seeds(self) -> None:
         """Set links, and peers for discovery, to those of the seeds."""
-        urls = {name.peer: seed.access for name, seed in self._seeds.items()}
+        urls = {name.peer: seed.access for name, seed in self._seeds.items() if seed.riak is None}
         for url in sorted(self._discovery_peers.keys() - urls.keys()):
             self._discovery_peers.pop(url).abort()
             self._peer_nodes.pop(url, None)
@@ -543,6 +673,18 @@ class Sink:
             log.info("sink.dead_letters_not_settled", reason=error.reason)
         except Exception as error:
             unforeseen.exception("sink.dead_letters_bug", error)  # the other maintenance must go on
+
+    async def _finish_letters(self) -> None:
+        """Push what was in hand when this node stopped; none is added while it runs."""
+        if not self._letters_unfinished or not (self._letters.counts() or (0,))[0]:
+            return
+        try:
+            self._letters_unfinished = await self._retry.unfinished()
+        except IsthmusError as error:
+            log.info("sink.dead_letters_not_settled", reason=error.reason)
+        except Exception as error:
+            self._letters_unfinished = False
+            unforeseen.exception("sink.dead_letters_bug", error)
 
     async def _chosen(self, numbers: Sequence[int] | None) -> list[int]:
         if numbers is not None:
@@ -660,6 +802,13 @@ class Sink:
         ] + whole
 
 
-def _address_of(entry: PeerEntry | None) -> PeerEntry | None:
+class _WantedPeer(NamedTuple):
+    """A peer that a link is wanted to, and the entry that it comes from; None: from the file."""
+
+    peer: PeerSettings | RiakPeerSettings
+    entry: PeerEntry | RiakPeerEntry | None
+
+
+def _address_of(entry: PeerEntry | RiakPeerEntry | None) -> PeerEntry | RiakPeerEntry | None:
     """The part of an entry that decides how its peer is reached."""
     return None if entry is None else msgspec.structs.replace(entry, by="", at_ms=0, reason="")

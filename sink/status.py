@@ -16,6 +16,7 @@ from isthmus.sink.discovery import PassedOver
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.peers import PeerEntry, QueueWorkers
 from isthmus.sink.push import SourceCounters
+from isthmus.sink.riak_peers import RiakPeerEntry
 from isthmus.sink.scheduler import FetchScheduler, LinkName
 from isthmus.sink.suspensions import SinkSuspension
 from isthmus.sink.worker import Link
@@ -61,6 +62,30 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_sink_limit_bytes_per_second": Family("Bytes a second that may be fetched; 0: no limit.", "bytes", "sink"),
     "isthmus_sink_limit_objects_per_second": Family(
         "Changes a second that may be fetched; 0: no limit.", "changes a second", "sink"
+    ),
+    "isthmus_sink_riak_waiting": Family(
+        "Changes that wait in the queue of a Riak's node; absent while it is not known.",
+        "changes",
+        "sink",
+        ("peer", "queue"),
+    ),
+    "isthmus_sink_riak_left_out_total": Family(
+        "Changes of a Riak that are not taken: bucket types that its settings leave out, and reaps.",
+        "changes",
+        "sink",
+        ("peer", "queue"),
+    ),
+    "isthmus_sink_riak_answers_lost_total": Family(
+        "Answers of a Riak's queue that did not come whole; each may have had a change.",
+        "answers",
+        "sink",
+        ("peer", "queue"),
+    ),
+    "isthmus_sink_riak_lost_total": Family(
+        "Changes that were taken from a Riak's queue, and are neither stored nor dead letters.",
+        "changes",
+        "sink",
+        ("peer", "queue"),
     ),
     "isthmus_sink_dead_letters": Family(
         "Changes that were refused for good and are kept for operators.", "changes", "sink"
@@ -130,8 +155,10 @@ class LinkState(NamedTuple):
     """Of the last minute."""
     origin: Origin
     """Who named the peer."""
-    entry: PeerEntry | None
+    entry: PeerEntry | RiakPeerEntry | None
     """What an operator set; None: nothing."""
+    lost_lately: bool
+    """Of a link to a Riak: whether a change or an answer was lost within a day."""
 
 
 class SinkState(NamedTuple):
@@ -161,7 +188,7 @@ def link_state(
     now_ms: int,
     *,
     origin: Origin,
-    entry: PeerEntry | None,
+    entry: PeerEntry | RiakPeerEntry | None,
     binding: str,
 ) -> LinkState:
     """The state of a link at `now_ms` (wall clock); `binding` as for `state_of`."""
@@ -181,6 +208,7 @@ def link_state(
         link.lag.recent(now_ms),
         origin,
         entry,
+        link.riak is not None and link.riak.lost_lately(now_ms),
     )
 
 
@@ -205,6 +233,14 @@ def samples(link: Link, scheduler: FetchScheduler, suspended: bool, now_ms: int)
         ("isthmus_sink_suspended", labels, suspended),
         ("isthmus_sink_held_types", labels, len(link.held or ())),
     ]
+    if link.riak is not None:
+        counts = link.riak
+        result += [
+            ("isthmus_sink_riak_left_out_total", labels, counts.left_out),
+            ("isthmus_sink_riak_answers_lost_total", labels, counts.answers_lost),
+            ("isthmus_sink_riak_lost_total", labels, counts.lost),
+        ]
+        result += [] if counts.waiting is None else [("isthmus_sink_riak_waiting", labels, counts.waiting)]
     for quantile in (0.5, 0.99):
         lag_ms = recent.quantile(quantile)
         if lag_ms is not None:
@@ -229,7 +265,10 @@ class FetchedLag(NamedTuple):
 
 
 def is_known(link: Link, scheduler: FetchScheduler, suspended: bool, now_ms: int) -> bool:
-    """Whether this node would have what waits at the source: it answers, and serves without a limit."""
+    """Whether this node would have what waits at the source: it answers, and serves without a limit. A Riak does not
+    tell what waits."""
+    if link.riak is not None:
+        return False
     fails = suspended or scheduler.errors(link.name) > 0 or link.unanswered_ms(now_ms) > 0
     return not fails and link.fetches > 0 and link.source_state == SERVING
 

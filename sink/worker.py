@@ -19,7 +19,8 @@ from isthmus.queues.leases import Session
 from isthmus.queues.window_rules import REAL_TIME, Item
 from isthmus.queues.wire import BatchAck, FetchReply
 from isthmus.repl.clock_offsets import ClockOffsets
-from isthmus.repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable, TooLarge
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.repl.property_digests import PropertyDifference, differences
@@ -27,11 +28,13 @@ from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink.backoff import CycleResult
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.counter_exchange import CounterExchange
+from isthmus.sink.dead_letter_retry import NOT_STORED
 from isthmus.sink.dead_letters import DeadLetters
 from isthmus.sink.discovery import LinkTarget
-from isthmus.sink.fetch import Fetcher, FetchOptions
+from isthmus.sink.fetch import ChangeFetcher, FetchOptions
 from isthmus.sink.lag import Lag
 from isthmus.sink.push import SourceCounters, conflicts_of, dead_letters, failed_indexes, outcomes_of, pushes
+from isthmus.sink.riak_fetch import RiakCounts, RiakFetcher
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.traces import SinkTraces
 
@@ -56,6 +59,12 @@ class LeaseOver(Retryable):
     """A batch is older than its lease: it is not pushed, and comes again."""
 
     reason = "lease-over"
+
+
+class NotStored(OutcomeUnknown):
+    """A change of a Riak that this cluster had not stored when the node had to let go of it."""
+
+    reason = NOT_STORED
 
 
 class SourceRegistry(Protocol):
@@ -98,6 +107,8 @@ class Link:
         """Passes of the held counters at the last exchange."""
         self.source_filter: Filter | None = None
         """The filter of the source's queue, sent with its counters; None: not sent, as by an older source."""
+        self.riak: RiakCounts | None = None
+        """What of a Riak's changes did not arrive; None: the source is a cluster of Isthmus."""
         self.open_fetches: dict[int, tuple[int, int]] = {}
         """Slot (by identity) -> when its fetch began, and when the answer is due, in wall-clock ms."""
 
@@ -127,7 +138,7 @@ class SinkContext(NamedTuple):
 class Slot:
     """One slot of a link, with a connection and an acknowledgement of its own."""
 
-    def __init__(self, link: Link, fetcher: Fetcher, context: SinkContext) -> None:
+    def __init__(self, link: Link, fetcher: ChangeFetcher, context: SinkContext) -> None:
         self.link = link
         self.fetcher = fetcher
         self.pushing = False
@@ -143,7 +154,7 @@ class Slot:
         link.open_fetches[id(self)] = wall_ms, wall_ms + options.wait_ms
         counters = self._context.counters
         try:
-            if counters is not None and counters.due(link):
+            if counters is not None and link.riak is None and counters.due(link):
                 await counters.run(link, self.fetcher)
                 asked_ms = time.now_ms()
             reply = await self.fetcher.fetch(options, link.cluster, link.expected_name)
@@ -154,17 +165,19 @@ class Slot:
             del link.open_fetches[id(self)]
         came_ms = time.now_ms()
         waited_ms = came_ms - asked_ms
-        self._context.clocks.answered(link.name.peer, reply.now_ms, waited_ms - (reply.waited_ms or 0))
         link.fetches += 1
         link.cluster = reply.cluster
         link.source_cluster = reply.cluster_name
         link.source_state = reply.state
-        link.held = reply.held
-        link.properties_differ = differences(options.properties, reply.properties, options.scopes, reply.scopes)
+        if link.riak is None:
+            self._context.clocks.answered(link.name.peer, reply.now_ms, waited_ms - (reply.waited_ms or 0))
+            link.held = reply.held
+            link.properties_differ = differences(options.properties, reply.properties, options.scopes, reply.scopes)
         link.last_answer_ms = time.wall_ms()
         link.last_error = link.last_error_reason = ""
-        if not reply.items or self._context.stopping.is_set():
-            # A batch that arrives while stopping is left unacknowledged: the next fetch of any worker gets it again.
+        if not reply.items or (self._context.stopping.is_set() and not self.fetcher.hand):
+            # A batch that arrives while stopping is left unacknowledged: the next fetch of any worker gets it again,
+            # unless the source is a Riak, which has forgotten it.
             return CycleResult.EMPTY, waited_ms
         self.pushing = True
         self.items = reply.items
@@ -178,9 +191,22 @@ class Slot:
             self.pushing = False
             self.items = ()
 
+    @property
+    def owes(self) -> bool:
+        """Whether something of its last batch is still to be done: an acknowledgement, or changes in hand."""
+        return self.fetcher.ack is not None or self.fetcher.hand
+
+    @property
+    def taking(self) -> bool:
+        """Whether it waits for an answer whose change comes from nowhere else again."""
+        return isinstance(self.fetcher, RiakFetcher) and self.fetcher.taking
+
     async def acknowledge(self) -> bool:
-        """Send the acknowledgement without a fetch. Returns False when the source failed."""
+        """Send the acknowledgement without a fetch, or push what is in hand. Returns False when the source failed, or
+        this cluster did not store it."""
         name = self.link.name
+        if isinstance(self.fetcher, RiakFetcher):
+            return await self._push_hand(self.fetcher)
         try:
             await self.fetcher.acknowledge()
         except IsthmusError as error:
@@ -189,6 +215,39 @@ class Slot:
             return False
         return True
 
+    async def _push_hand(self, fetcher: RiakFetcher) -> bool:
+        if not fetcher.hand or self.pushing:
+            return True
+        reply = fetcher.held()
+        self.pushing = True
+        self.items = reply.items
+        try:
+            return await self._push_batch(reply, self._context.time.now_ms()) is CycleResult.ITEMS
+        finally:
+            self.pushing = False
+            self.items = ()
+
+    async def keep_hand(self, why: str) -> int:
+        """Make dead letters of the changes in hand, which nothing else has; how many there were. Those that cannot be
+        kept are lost, counted and logged."""
+        fetcher, name = self.fetcher, self.link.name
+        if not isinstance(fetcher, RiakFetcher) or not fetcher.hand:
+            return 0
+        reply = fetcher.held()
+        error = NotStored(f"{why}; the next start of this node tries again")
+        results = [PushResult(PushOutcome.REJECTED, fetcher.refused.get(at, error)) for at in range(len(reply.items))]
+        now_ms = self._context.time.wall_ms()
+        letters = dead_letters(name, reply.cluster, reply.cluster_name, reply.items, results, now_ms)
+        try:
+            left_out = await asyncio.to_thread(self._context.letters.add, letters)
+        except Exception as failed:  # noqa: BLE001 -- the stop goes on, and tells what is lost
+            fetcher.lost(reply.items, f"dead letters cannot be written: {failed}")
+        else:
+            if left_out:
+                fetcher.lost([reply.items[at] for at in left_out], "there are too many dead letters")
+        fetcher.drop()
+        return len(letters)
+
     async def _push_batch(self, reply: FetchReply, taken_ms: int) -> CycleResult:
         """Push a batch that the source took at `taken_ms` at the earliest, and set its acknowledgement."""
         link, time = self.link, self._context.time
@@ -196,12 +255,14 @@ class Slot:
         counters.fetched(len(reply.items), self.fetcher.answer_bytes)
         traces = self._context.traces
         if traces is None or reply.traces is None:
-            results = await self._push(reply, taken_ms)
+            results = await self._push_right(reply, taken_ms)
         else:
             taken_ns = (time.wall_ms() - (time.now_ms() - taken_ms)) * 1_000_000
             pushes_traced = traces.fetched(link.name, reply.traces, reply.items, taken_ns) or ()
-            results = await self._push(reply, taken_ms)
+            results = await self._push_right(reply, taken_ms)
             traces.pushed(pushes_traced, results)
+        if link.riak is not None:
+            results = [with_remedy(result, item) for result, item in zip(results, reply.items, strict=True)]
         outcomes = outcomes_of(results)
         given_up: tuple[int, ...] = ()
         if PushOutcome.REJECTED in outcomes:
@@ -220,13 +281,15 @@ class Slot:
             times = [time_ms for n, time_ms in enumerate(times) if n not in again]
         applied, merged, superseded, rejected = [outcomes.get(outcome, 0) for outcome in ENDS]
         counts = (applied, merged, superseded, rejected)
-        self.fetcher.ack = BatchAck(reply.batch, reply.owner_version, failed, counts, given_up)
+        self.fetcher.settled(BatchAck(reply.batch, reply.owner_version, failed, counts, given_up))
         counters.pushed(outcomes, now_ms)
         link.batches += 1
         link.last_batch_ms = now_ms
         for outcome, count in outcomes.items():
             link.outcomes[outcome] += count
-        if reply.priority == REAL_TIME:
+        if link.riak is not None:  # older changes are sent by a seed or a full-sync: their age is no lag
+            times = [time_ms for time_ms in times if time_ms >= link.since_ms]
+        if reply.priority == REAL_TIME and times:
             link.lag.note(times, now_ms)
         if failed:
             why = results[failed[0]].error
@@ -242,6 +305,18 @@ class Slot:
             self._context.conflicts.add(found)
             first = [part.decode("utf-8", "backslashreplace") for part in found[0].key]
             log.info("sink.conflicts", queue=name.queue, peer=name.peer, count=len(found), first_key=first)
+
+    async def _push_right(self, reply: FetchReply, taken_ms: int) -> Sequence[PushResult]:
+        """As `_push`; a change that cannot be right is REJECTED without being pushed."""
+        refused = self.fetcher.refused
+        if not refused:
+            return await self._push(reply, taken_ms)
+        right = [item for at, item in enumerate(reply.items) if at not in refused]
+        pushed = iter(await self._push(reply._replace(items=right), taken_ms) if right else ())
+        return [
+            PushResult(PushOutcome.REJECTED, refused[at]) if at in refused else next(pushed)
+            for at in range(len(reply.items))
+        ]
 
     async def _push(self, reply: FetchReply, taken_ms: int) -> Sequence[PushResult]:
         """The outcome of each item; all FAILED when the cluster does not answer in time, and when the lease is over:
@@ -312,6 +387,22 @@ def retried_if_type_lacks(result: PushResult) -> PushResult:
     if result.outcome is PushOutcome.REJECTED and result.error is not None and result.error.reason == TYPE_LACKING:
         return PushResult(PushOutcome.FAILED, result.error)
     return result
+
+
+def with_remedy(result: PushResult, item: Item) -> PushResult:
+    """`result` of a change of a Riak, which sends nothing again by itself, with what to do about a refusal."""
+    error = result.error
+    if result.outcome is not PushOutcome.REJECTED or error is None:
+        return result
+    if error.reason == TYPE_LACKING:
+        name = item[3].decode("utf-8", "backslashreplace")
+        error = UnknownBucketType(f"{error}; isthmus bucket-type create {name}, {_RETRY}")
+    elif isinstance(error, TooLarge):
+        error = TooLarge(f"{error}; make it smaller there, or raise the limit here, {_RETRY}")
+    return PushResult(result.outcome, error)
+
+
+_RETRY: Final = "then isthmus sink dead-letters retry"
 
 
 def slot_session(cluster_uuid: bytes, node: str, incarnation: bytes, number: int) -> Session:

@@ -29,7 +29,8 @@ from isthmus.repl.timers import DeadlineTimer
 from isthmus.repl.unforeseen import unforeseen
 from isthmus.sink.backoff import CycleResult, Delays
 from isthmus.sink.discovery import LinkTarget
-from isthmus.sink.fetch import Fetcher, FetchOptions, LocalCluster
+from isthmus.sink.fetch import ChangeFetcher, Fetcher, FetchOptions, LocalCluster
+from isthmus.sink.riak_fetch import RiakCounts, RiakFetcher, RiakLink
 from isthmus.sink.scheduler import FetchScheduler, LinkName, Turn
 from isthmus.sink.worker import Link, SinkContext, Slot, slot_session
 
@@ -92,10 +93,12 @@ class LinkSuspensions(Protocol):
 
 
 class Seed(NamedTuple):
-    """A peer of the config: the name of its cluster ("": any), and the credentials."""
+    """A peer of the config: the name of its cluster ("": any), and the credentials. `riak`: it is a node of a Riak;
+    None: of a cluster of Isthmus."""
 
     cluster_name: str
     access: PeerCredentials
+    riak: RiakLink | None = None
 
 
 class WorkerPool:
@@ -170,16 +173,24 @@ class WorkerPool:
         self._start_workers()
 
     def _add(self, name: LinkName, target: LinkTarget) -> None:
-        expected_name, access = self._seeds[target.seed]
+        expected_name, access, riak = self._seeds[target.seed]
         link = Link(name, target, expected_name, self._context.time.wall_ms())
         peer = AsyncHttpPeer(name.peer, access)
-        slots = []
-        for _ in range(self._slot_count):
-            session = slot_session(self._local.cluster, self._node, self._incarnation, self._sessions)
-            self._sessions += 1
-            slots.append(Slot(link, Fetcher(peer, name.queue, session, self._local, self._settings), self._context))
+        if riak is not None:
+            link.riak, link.cluster, link.source_cluster = RiakCounts(), riak.source, riak.settings.name
+        slots = [Slot(link, self._fetcher(link, peer, riak), self._context) for _ in range(self._slot_count)]
         self.links[name], self._peers[name], self._slots[name] = link, peer, slots
         log.info("sink.link_begins", queue=name.queue, peer=name.peer)
+
+    def _fetcher(self, link: Link, peer: AsyncHttpPeer, riak: RiakLink | None) -> ChangeFetcher:
+        context, timeout_ms = self._context, self._settings.request_timeout_ms
+        if riak is not None and link.riak is not None:
+            return RiakFetcher(
+                peer, riak, link.riak, time=context.time, stopping=context.stopping, timeout_ms=timeout_ms
+            )
+        session = slot_session(self._local.cluster, self._node, self._incarnation, self._sessions)
+        self._sessions += 1
+        return Fetcher(peer, link.name.queue, session, self._local, self._settings)
 
     def peers_of(self, queue: str, cluster: bytes, best: str) -> list[AsyncHttpPeer]:
         """Nodes of a cluster that a queue is fetched from, the one at URL `best` first."""
@@ -187,7 +198,8 @@ class WorkerPool:
         return [self._peers[name] for name in sorted(names, key=lambda name: name.peer != best)]
 
     def _remove_ended(self) -> None:
-        for name in self.scheduler.gone():
+        in_hand = {name for name, slots in self._slots.items() if any(slot.fetcher.hand for slot in slots)}
+        for name in self.scheduler.gone(in_hand):
             del self.links[name], self._slots[name]
             self._peers.pop(name).abort()
 
@@ -235,14 +247,15 @@ class WorkerPool:
         return [slot.items for slot in self._slots[name] if slot.items]
 
     def pushing(self) -> bool:
-        """Whether a batch is being pushed."""
-        return any(slot.pushing for slots in self._slots.values() for slot in slots)
+        """Whether a batch is being pushed, or a Riak's answer is awaited: it would be lost."""
+        return any(slot.pushing or slot.taking for slots in self._slots.values() for slot in slots)
 
     async def wait_for_pushes(self, timeout_s: float) -> None:
         """Wait until the batches that are being pushed are stored, or for `timeout_s`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self.pushing() and (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(self._workers, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            tasks = [*self._workers, *self._ack_tasks]
+            await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
         """Send the acknowledgements of idle slots within STOP_ACK_S, concurrently: a source that does not answer would
@@ -251,7 +264,7 @@ class WorkerPool:
         for name, slots in self._slots.items():
             running = self.scheduler.running_slots(name)
             for number, slot in enumerate(slots):
-                if number not in running and slot.fetcher.ack is not None:
+                if number not in running and slot.owes:
                     self._ack_tasks.add(loop.create_task(self._last_ack(slot)))
         ack_tasks = list(self._ack_tasks)
         if ack_tasks:
@@ -261,6 +274,13 @@ class WorkerPool:
         for task in (*self._workers, *ack_tasks):
             task.cancel()
         await asyncio.gather(*self._workers, *ack_tasks, return_exceptions=True)
+        kept = [
+            await slot.keep_hand("the node stopped before this cluster stored it")
+            for slots in self._slots.values()
+            for slot in slots
+        ]
+        if sum(kept):
+            log.warning("sink.riak_changes_kept", count=sum(kept))
 
     @staticmethod
     async def _last_ack(slot: Slot) -> None:
@@ -287,7 +307,7 @@ class WorkerPool:
             turn = self._next_turn()
             if turn is not None:
                 self._start_workers()
-            elif slot.fetcher.ack is not None:
+            elif slot.owes:
                 self._alarm.call_within(ACK_DELAY_S)
 
     def _next_turn(self) -> Turn | None:
@@ -322,7 +342,7 @@ class WorkerPool:
         for name, slots in self._slots.items():
             for number, slot in enumerate(slots):
                 try:
-                    due = slot.fetcher.ack is not None and self.scheduler.begin_ack(name, number, now_ms)
+                    due = slot.owes and self.scheduler.begin_ack(name, number, now_ms)
                 except Exception as error:
                     unforeseen.exception("sink.turn_bug", error, queue=name.queue, peer=name.peer)
                     continue
@@ -372,7 +392,8 @@ class WorkerPool:
 
     def _fetched(self, name: LinkName, number: int, count: int, size: int) -> None:
         self._throttle.spend(count, size, self._context.time.now_ms())
-        self.scheduler.fetched(name, number, full=count >= self._settings.batch_count)
+        full = count >= self._settings.batch_count or self._slots[name][number].fetcher.more
+        self.scheduler.fetched(name, number, full=full)
         self._start_workers()
 
     # ---------------------------------------------------------------- status

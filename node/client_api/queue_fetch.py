@@ -25,7 +25,7 @@ from isthmus.queues.counters_wire import BYTES_MAX as COUNTERS_BYTES_MAX
 from isthmus.queues.counters_wire import HeldCountersMessage, decode_counters, encode_counters
 from isthmus.queues.long_poll import Until
 from isthmus.queues.riak_format import encode_answer
-from isthmus.queues.service import RIAK_NAME
+from isthmus.queues.riak_origin import RIAK_NAME
 from isthmus.queues.window_rules import Item
 from isthmus.queues.wire import (
     ASKING_BYTES_MAX,

@@ -67,6 +67,11 @@ def binding_limit(row: Mapping[str, Any]) -> str | None:
     return _part(row, "throttle", "binding") or (None if _part(row, "throttle") is None else "")
 
 
+def kind_of_link(row: Mapping[str, Any]) -> Any:
+    """What the peer is; None where the node does not answer. Nodes of a version before Riaks have clusters alone."""
+    return row.get("kind") or ("cluster" if "state" in row else None)
+
+
 # --- a link ---
 
 
@@ -81,13 +86,28 @@ class SinkSuspensionRow(msgspec.Struct, frozen=True):
     node: str | None
 
 
+class RiakLinkCounts(msgspec.Struct, frozen=True):
+    """Changes of a Riak's queue that did not arrive here, since the node began."""
+
+    left_out: Annotated[int, means("Not taken: bucket types that the settings leave out, and reaps.")]
+    answers_lost: Annotated[int, means("Answers that did not come whole; each may have had a change.")]
+    lost: Annotated[int, means("Taken from the queue, and neither stored nor dead letters.")]
+    waiting: Annotated[int | None, means("In its node's queue, at the last look; null: not known.")] = None
+    lost_lately: Annotated[bool, means("Whether an answer or a change was lost within the last day.")] = False
+
+
 class SinkLink(msgspec.Struct, frozen=True, kw_only=True):
     """A queue that a node fetches from a peer, or (`passed-over`) one that it does not fetch though a peer lists the
     node; counters since the node began."""
 
     queue: Annotated[str, means("The queue of the other cluster.", TableColumn())]
     peer: Annotated[str, means("The node that it is fetched from.", TableColumn(host=True))]
-    source_cluster: Annotated[str | None, means("Null: it has not answered yet.")]
+    kind: Annotated[
+        Literal["cluster", "riak"],
+        means("What the peer is: a node of a cluster, or of a Riak.", TableColumn(leave=10, shown=kind_of_link)),
+    ] = "cluster"
+    riak: Annotated[RiakLinkCounts | None, means("Of a link to a Riak; null: it leads to a cluster.")] = None
+    source_cluster: Annotated[str | None, means("Its cluster, or the Riak's name; null: it has not answered yet.")]
     source_uuid: Annotated[str | None, means("Null: it has not answered yet.")]
     from_: Annotated[str, means("Who named the peer: `config`, `operator` or `discovery`.", TableColumn(leave=9))] = (
         msgspec.field(name="from")

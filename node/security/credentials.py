@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from isthmus.config.settings import PeerSettings, Settings
+from isthmus.config.settings import PeerSettings, RiakPeerSettings, Settings
 from isthmus.config.warnings import ConfigWarning, warnings_of
 from isthmus.node.http.authorization import guard_of
 from isthmus.node.http.listener import ListenerTls
@@ -28,7 +28,7 @@ from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.machine import machine
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.tls import LinkTls, NodeName, TlsFiles, client_contexts, server_contexts
-from isthmus.repl.security.tokens import read_digests, read_token, watched_token
+from isthmus.repl.security.tokens import read_digests, read_password, read_token, watched_password, watched_token
 from isthmus.repl.security.watched_files import ReloadingFile, check_private
 from isthmus.repl.telemetry import Family, Sample
 
@@ -75,6 +75,8 @@ class NodeCredentials:
         self._watched: list[ReloadingFile[Any]] = list(self._expiries.values())
         self._accesses: dict[tuple[bool, str, Path | None], PeerCredentials] = {}
         """By TLS or not, cluster and token file: no more entries than the settings have."""
+        self._riak_accesses: dict[tuple[bool, str, Path | None, Path | None], PeerCredentials] = {}
+        """By TLS or not, user, password file and authority."""
         self.listeners: dict[str, ListenerTls] = {}
         for name in ("http", "admin"):
             mode = tls.mode(name)
@@ -124,9 +126,23 @@ class NodeCredentials:
             found = self._accesses[way] = PeerCredentials(contexts, peer.cluster, token)
         return found
 
+    def access_to_riak(self, peer: RiakPeerSettings) -> PeerCredentials:
+        """The credentials for a Riak; the same object at each call. Its certificates name its hosts."""
+        way = ("https://" in peer.urls, peer.user, peer.password_file, peer.authority)
+        found = self._riak_accesses.get(way)
+        if found is None:
+            contexts = None
+            if way[0]:
+                authorities = () if peer.authority is None else (peer.authority,)
+                contexts = self._keep(client_contexts(TlsFiles(None, None, authorities), check_host=True)).current
+            password = None if peer.password_file is None else self._keep(watched_password(peer.password_file)).current
+            found = self._riak_accesses[way] = PeerCredentials(contexts, "", password, peer.user)
+        return found
+
     def secrets(self) -> list[str]:
         """The tokens that this node shows to others, for removing them from texts. Its own files have digests alone."""
-        tokens = [each.token() for each in self._accesses.values() if each.token is not None]
+        accesses = [*self._accesses.values(), *self._riak_accesses.values()]
+        tokens = [each.token() for each in accesses if each.token is not None]
         return [*tokens, *self.trace_headers.values()]
 
     def start(self, peers_expire_s: Callable[[], Mapping[str, float]]) -> None:
@@ -256,6 +272,15 @@ def _checks(settings: Settings) -> Iterator[tuple[str, Callable[[], object]]]:
     if traces.authority is not None:
         authority_file = traces.authority
         yield "traces.authority", lambda: certificates.certificates_in(authority_file)
+    for number, riak in enumerate(settings.riak.peers):
+        if riak.password_file is not None:
+            yield f"riak.peers[{number}].password_file", lambda path=riak.password_file: read_password(path)  # type: ignore[misc]
+        if riak.authority is not None:
+            trusted = riak.authority
+            yield (
+                f"riak.peers[{number}].authority",
+                lambda path=trusted: certificates.certificates_in(path),  # type: ignore[misc]
+            )
     for entry, token in shown:
         if token is not None:
             yield f"{entry}.token_file", lambda path=token: read_token(path)  # type: ignore[misc]

@@ -365,6 +365,7 @@ class NodeServices:
                 (self.cluster_uuid, settings.node.cluster),
                 self.time,
             ),
+            riak=settings.riak,
         )
         self.fullsync_status = FullSyncStatus(
             self.fullsync, self.queue_coverage, name, self.time, self.sink.source_filters

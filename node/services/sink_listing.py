@@ -13,6 +13,7 @@ from isthmus.node.nouns.rows import DifferingProperties, SignedAct, ThrottleRow,
 from isthmus.node.nouns.sink import (
     ConflictRow,
     DeadLetterCounts,
+    RiakLinkCounts,
     SeenClock,
     SetPeer,
     SetQueueWorkers,
@@ -90,7 +91,12 @@ def _by_outcome(counts: Counter[PushOutcome]) -> dict[str, int]:
 
 def _link(found: LinkState) -> SinkLink:
     link, entry, recent = found.link, found.entry, found.recent_lag
+    counts = link.riak
     return SinkLink(
+        kind="cluster" if counts is None else "riak",
+        riak=None
+        if counts is None
+        else RiakLinkCounts(counts.left_out, counts.answers_lost, counts.lost, counts.waiting, found.lost_lately),
         queue=link.name.queue,
         peer=link.name.peer,
         source_cluster=link.source_cluster or None,
@@ -125,6 +131,8 @@ def _link(found: LinkState) -> SinkLink:
 
 def _passed_over(passed: PassedOver) -> SinkLink:
     return SinkLink(
+        kind="cluster",
+        riak=None,
         queue=passed.name.queue,
         peer=passed.name.peer,
         source_cluster=passed.cluster_name,

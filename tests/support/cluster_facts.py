@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from isthmus.config.settings import PeerSettings
+from isthmus.config.settings import PeerSettings, RiakPeerSettings
 from isthmus.queues.sink_shares import KeyRange, Share
 from isthmus.repl.http.client import OPEN, PeerCredentials
 from isthmus.repl.property_digests import ScopeDigests
@@ -64,3 +64,6 @@ class OpenPeers:
 
     def access_to(self, _peer: PeerSettings) -> PeerCredentials:
         return OPEN
+
+    def access_to_riak(self, peer: RiakPeerSettings) -> PeerCredentials:
+        return PeerCredentials(token=lambda: f"password of {peer.user}", user=peer.user) if peer.user else OPEN

@@ -85,7 +85,7 @@ def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
     listener.respond("/admin/sink/nodes", {"nodes": nodes})
     assert cli.main(["sink", "list"]) == Exit.OK
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert rows[1].startswith("w1 west http://10.0.0.7:8098 operator fetching")
+    assert rows[1].startswith("w1 west http://10.0.0.7:8098 cluster operator fetching")
     assert rows[2].startswith("w2 unknown unknown unknown")
 
 

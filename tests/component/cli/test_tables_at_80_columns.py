@@ -137,7 +137,7 @@ east-2  to-east  west-1:8098  \u2713 running  12.5 ms  properties differ from th
 east-3  to-east  west-1:8098  \u2713 running  12.5 ms  properties differ from the
                                                   source's: bucket type default:
                                                   allow_mult
--o wide has more: FROM, DELAY, APPLIED, SUPERSEDED, MERGED, REJECTED, LAG ...
+-o wide has more: KIND, FROM, DELAY, APPLIED, SUPERSEDED, MERGED, REJECTED, ...
 """,
     ("option", "list"): """\
 OPTION                           FOR      DEFAULT  SET  EFFECTIVE  FROM
@@ -187,7 +187,7 @@ def test_wide_and_a_pipe_have_every_column(
     main(["sink", "list"])
     piped = capsys.readouterr().out
     assert "LAG P99  REASON" in piped
-    assert "http://west-1.data-centre.example.com:8098  config  running  0.0 ms" in piped
+    assert "http://west-1.data-centre.example.com:8098  cluster  config  running  0.0 ms" in piped
     assert len(piped.splitlines()) == 4
     wide = shown("sink", "list", "-o", "wide", width=80, monkeypatch=monkeypatch, capsys=capsys)
     assert "LAST ERROR" in wide

@@ -477,7 +477,8 @@ async def cycle(kv: Any, names: list[bytes], letters: Any = None, conflicts: Any
     context = SinkContext(
         kv, clock, letters, conflicts, cast(Any, sources), asyncio.Event(), ClockOffsets("peer", cast(Any, clock))
     )
-    fetcher: Any = SimpleNamespace(fetch=fetch, answer_bytes=100, ack=None)
+    fetcher: Any = SimpleNamespace(fetch=fetch, answer_bytes=100, ack=None, hand=False, refused={}, more=False)
+    fetcher.settled = lambda ack: setattr(fetcher, "ack", ack)
     slot = Slot(link, fetcher, context)
     result, _ = await slot.cycle(FetchOptions(10, 1_000, 20_000), lambda *_: None)
     return slot, result

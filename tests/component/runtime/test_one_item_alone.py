@@ -568,14 +568,11 @@ async def test_a_sinks_maintenance_goes_on(logged: list[Any]) -> None:
         nonlocal settled
         settled += 1
 
-    def applies(_value: Any) -> None:
+    def applies() -> None:
         raise Injected
 
     sink: Any = SimpleNamespace(
-        _peers=SimpleNamespace(was_read=True, value=()),
-        _apply_peers=applies,
-        _count_letters=counts,
-        _settle_letters=settles,
+        _apply_peers=applies, _count_letters=counts, _settle_letters=settles, _finish_letters=settles
     )
     maintaining = asyncio.ensure_future(Sink._maintain(sink))
     await asyncio.sleep(600)

@@ -420,7 +420,7 @@ async def test_lag_is_unknown_until_something_arrived() -> None:
         await pair.equal()
         row = links(sink)[0]
         assert 0 <= row["lag_ms_p50"] <= row["lag_ms_p99"] < 10_000
-        assert {name for name, _, _ in sink.metrics()} == set(HELP)
+        assert {name for name, _, _ in sink.metrics()} == {name for name in HELP if "_riak_" not in name}
         assert json.loads(json.dumps(links(sink)))
 
 

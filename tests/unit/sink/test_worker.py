@@ -17,7 +17,7 @@ from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
 from isthmus.repl.model.vclock import actor_of
 from isthmus.sink.backoff import CycleResult
 from isthmus.sink.discovery import LinkTarget
-from isthmus.sink.fetch import FetchOptions
+from isthmus.sink.fetch import Fetcher, FetchOptions
 from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.worker import Link, SinkContext, Slot
@@ -44,7 +44,7 @@ class Clock:
         return 1_700_000_000_000 + self.ms
 
 
-class SlowFetcher:
+class SlowFetcher(Fetcher):
     """A fetcher that takes `takes_ms` to return one change, with `waited_ms` as the wait that the source reports."""
 
     def __init__(self, clock: Clock, takes_ms: int, waited_ms: int | None) -> None:
@@ -94,7 +94,7 @@ async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_
     counters = SourceCounters(OURS, "east", "q")
     sources = SimpleNamespace(counters_of=lambda *_: counters)
     context = SinkContext(kept, clock, None, None, sources, asyncio.Event(), ClockOffsets("peer", clock))  # type: ignore[arg-type]
-    slot = Slot(link, SlowFetcher(clock, takes_ms, waited_ms), context)  # type: ignore[arg-type]
+    slot = Slot(link, SlowFetcher(clock, takes_ms, waited_ms), context)
     result, _ = await slot.cycle(FetchOptions(10, 1_000, 20_000), lambda *_: None)
     assert len(kept.pushed) == pushed
     assert result is (CycleResult.ITEMS if pushed else CycleResult.FAILED)

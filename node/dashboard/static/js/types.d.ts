@@ -790,9 +790,19 @@ export interface UnusablePeer {
   reason: string;
 }
 
+export interface RiakLinkCounts {
+  left_out: number;
+  answers_lost: number;
+  lost: number;
+  waiting?: number | null;
+  lost_lately?: boolean;
+}
+
 export interface SinkLink {
   queue: string;
   peer: string;
+  kind?: "cluster" | "riak";
+  riak?: RiakLinkCounts | null;
   source_cluster: string | null;
   source_uuid: string | null;
   from: string;

@@ -389,7 +389,11 @@ function linkCard(links, amiss, onlyAmiss, done) {
           })),
           { title: "Lag p50", number: true, hint: "of the last minute", cell: (link) => lag(link.recent_lag_ms_p50) },
           { title: "Lag p99", number: true, hint: "of the last minute", cell: (link) => lag(link.recent_lag_ms_p99) },
-          { title: "From", hint: "where the link comes from", cell: (link) => link.from },
+          {
+            title: "From",
+            hint: "where the link comes from",
+            cell: (link) => link.kind === "riak" ? `${link.from}, a Riak` : link.from,
+          },
           { title: "Last answer", cell: (link) => time(link.last_answer_ms, "none yet") },
           {
             title: "Last error",

@@ -8,7 +8,8 @@ import pytest
 
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.queue_documents import SERVING
-from isthmus.queues.service import EMPTY_HOLD_MS, RIAK_CLUSTER, STARTING_WAIT_MS
+from isthmus.queues.riak_origin import RIAK_CLUSTER
+from isthmus.queues.service import EMPTY_HOLD_MS, STARTING_WAIT_MS
 from isthmus.queues.window_rules import FOLD, FULL_SYNC, Item
 from isthmus.queues.wire import OwnedByOther
 from isthmus.repl.model.errors import CodecError, NotReady, Overloaded

@@ -152,3 +152,24 @@ def test_a_huge_certificate_or_key_file_is_reported_and_not_read(tmp_path: Path,
     os.truncate(tmp_path / named, 1 << 40)
     with pytest.raises(BadConfig, match=f"{named} is larger than 1000000 bytes"):
         server_contexts(made.files("a"), ssl.CERT_REQUIRED)
+
+
+def test_a_password_is_the_first_line_of_a_private_file(tmp_path: Path) -> None:
+    """Spaces are part of it, the end of the line is not; what is no password is refused without being repeated, and the
+    file is checked with the config."""
+    file = tmp_path / "p"
+    for text, password in (("a b\nmore\n", "a b"), ("ö\r\n", "ö"), ("x", "x")):
+        file.write_text(text)
+        file.chmod(0o600)
+        assert tokens.read_password(file) == password
+    for raw in (b"", b"\nsecret", b"se\x00cret", b"\xff\xfesecret", b"secret" * 100):
+        file.write_bytes(raw)
+        with pytest.raises(BadConfig) as found:
+            tokens.read_password(file)
+        assert "secret" not in str(found.value)
+    peers = '[[riak.peers]]\nname = "r"\nurls = "http://127.0.0.1:1"\nqueue = "q"\nuser = "u"\npassword_file = "p"\n'
+    settings = load_text(NODE + peers, tmp_path / "n.toml")
+    assert [path for path, _ in file_faults(settings)] == ["riak.peers[0].password_file"]
+    file.write_text("secret")
+    file.chmod(0o644)
+    assert "every user of this machine" in next(iter(file_faults(settings))).message
