@@ -77,6 +77,7 @@ GUIDES: Final[Mapping[str, str]] = {
     "partition": "[moves](commands.md#move-replicas), [placement files](commands.md#placement-files)",
     "queue": "[commands of queues](replication.md#of-queues)",
     "reconcile": "[Spark](spark.md)",
+    "riak": "[Riak beside Isthmus](riak.md)",
     "sink": "[commands of sinks](replication.md#of-sinks)",
     "support-bundle": "[support bundles](commands.md#collect-a-support-bundle)",
     "status": "[the screen](commands.md#see-whether-all-is-well)",

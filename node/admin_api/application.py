@@ -26,6 +26,7 @@ from isthmus.node.admin_api.queues import QueueAdmin
 from isthmus.node.admin_api.reassignments import ReassignmentsAdmin
 from isthmus.node.admin_api.reconcile import ReconcileAdmin
 from isthmus.node.admin_api.replication import ReplicationAdmin
+from isthmus.node.admin_api.riaks import RiakAdmin
 from isthmus.node.admin_api.sinks import SinkAdmin
 from isthmus.node.admin_api.telemetry import TelemetryAdmin
 from isthmus.node.admin_api.tombstones import ReapsAdmin
@@ -78,6 +79,7 @@ class AdminApi(HttpApplication):
         queues = QueueAdmin(services, router)
         replication = ReplicationAdmin(services, router, status)
         sinks = SinkAdmin(services, router)
+        RiakAdmin(services, router)
         TelemetryAdmin(services, router)
         JournalAdmin(services, router)
         HistoryAdmin(services, router)

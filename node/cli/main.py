@@ -74,6 +74,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
         "lag": _cli("replication", "lag_command", "How far other clusters are behind: seconds, objects, bytes."),
         "queue": _cli("queue", "queue_group", "Look at source queues; register, suspend, limit them."),
         "sink": _cli("sink", "sink_group", "Look at sinks; suspend and resume them."),
+        "riak": _cli("riak", "riak_group", "Fetch from a Riak; check it, and seed from it."),
         "gaps": _cli("queue", "gaps_of_queues", "Changes given up by queues and not proven by full-sync."),
         "ledger": _cli("replication", "ledger_command", "The outcome of every change sent and received."),
         "fullsync": _cli("fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."),

@@ -262,6 +262,9 @@ def _links_from_elsewhere(
             if source and source not in asked and (source, str(link.get("queue"))) not in known:
                 rows.setdefault((source, str(link.get("queue"))), []).append(link)
     for (source, queue), links in rows.items():
+        if links[0].get("kind") == "riak":
+            yield _link_of_riak(sink, source, queue, links)
+            continue
         name = next((str(link["source_cluster"]) for link in links if link.get("source_cluster")), source)
         yield {
             "from": name,
@@ -278,6 +281,34 @@ def _links_from_elsewhere(
             ],
             "bucket_types": [],
         }
+
+
+def _link_of_riak(sink: StatusAnswers, source: str, queue: str, links: Sequence[Row]) -> dict[str, Any]:
+    """The link to a Riak: what waits is what its nodes told; how old that is, no Riak tells."""
+    by_node: dict[str, int | None] = {}
+    for link in links:  # each node of this cluster asks each of the Riak
+        waiting = object_in(link, "riak").get("waiting")
+        peer = str(link.get("peer"))
+        by_node[peer] = waiting if isinstance(waiting, int) else by_node.get(peer)
+    known = [count for count in by_node.values() if count is not None]
+    objects = sum(known) if len(known) == len(by_node) else None
+    late = [link.get("recent_lag_ms_p99") for link in links]
+    least = max((lag / 1000 for lag in late if isinstance(lag, int | float)), default=None)
+    return {
+        "from": str(links[0].get("source_cluster") or source),
+        "from_uuid": source,
+        "from_unasked": False,
+        "to": sink.name,
+        "queue": queue,
+        "state": "ok" if objects is not None else "unknown",
+        **dict.fromkeys((*LAG_NUMBERS, "proofs_unknown_at")),
+        "seconds": 0.0 if objects == 0 else None,
+        "at_least_s": least if objects else None,
+        "objects": objects,
+        "both_ways": False,
+        "causes": _causes_at(sink, queue, source)[:CAUSES_MAX],
+        "bucket_types": [],
+    }
 
 
 # --- set by operators ---

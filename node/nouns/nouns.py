@@ -12,6 +12,7 @@ from isthmus.node.nouns.node import NODE
 from isthmus.node.nouns.option import OPTION
 from isthmus.node.nouns.partition import PARTITION
 from isthmus.node.nouns.queue import QUEUE
+from isthmus.node.nouns.riak import RIAK
 from isthmus.node.nouns.sink import SINK
 
 NOUNS: Final[tuple[DescribedNoun, ...]] = (
@@ -22,6 +23,7 @@ NOUNS: Final[tuple[DescribedNoun, ...]] = (
     QUEUE,
     SINK,
     DEAD_LETTERS,
+    RIAK,
     FULLSYNC,
     TREES,
 )

@@ -37,6 +37,7 @@ class Code(StrEnum):
     NOT_KNOWN = "not-known"
     OFFLINE = "offline"
     OUT_OF_SYNC = "out-of-sync"
+    RIAK_LOST = "riak-lost"
     SHORT = "short"
     UNDIALLED = "undialled"
     WRITES_REFUSED = "writes-refused"
@@ -164,6 +165,9 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
         "see which replicas lack, and why: isthmus partition list",
         ("IsthmusUnderReplicated",),
         words="partitions lack replicas in sync",
+    ),
+    Code.RIAK_LOST: CodeEntry(
+        "let the Riak's full-sync find them, or bring all keys once more: isthmus riak seed NAME", OTHER
     ),
     Code.SHORT: CodeEntry(
         "raise the node's limit of open files, or free inodes (runbook: files or inodes are short)",

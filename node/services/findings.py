@@ -522,6 +522,7 @@ def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
             for name in row.get("held_types") or ():
                 held.setdefault(str(name), set()).add(cell(row.get("source_cluster")))
     facts += [fact for source, rows in sorted(links.items()) for fact in _link_facts(source, rows)]
+    facts += [fact for source, rows in sorted(links.items()) for fact in _riak_facts(source, rows)]
     if kept:
         where = ", ".join(f"{count} at {node}" for node, count in sorted(kept.items()))
         words = f"dead letters: {where} (isthmus sink dead-letters list)"
@@ -555,6 +556,18 @@ def _link_facts(source: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> I
         where = f"node{'s' * (len(nodes) > 1)} {named(nodes)}"
         words = f"fetches from {source}: {count}, at {where}: {without_age(str(failing[0][1].get('reason')))}"
         yield Fact(ProbeState.WARNING, words, Code.LINKS_FAIL, f"cluster {source}")
+
+
+def _riak_facts(source: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterable[Fact]:
+    """The fact about changes of a Riak that were lost within the last day; the numbers are since the nodes began."""
+    counts = [(node, object_in(row, "riak")) for node, row in rows]
+    lost = [(node, one) for node, one in counts if one.get("lost_lately") is True]
+    if lost:
+        changes = sum(int(_number(one.get("lost")) or 0) for _, one in lost)
+        answers = sum(int(_number(one.get("answers_lost")) or 0) for _, one in lost)
+        where = named(list(dict.fromkeys(node for node, _ in lost)))
+        words = f"Riak {source}: {changes} changes lost, and {answers} answers that may have had one, at {where}"
+        yield Fact(ProbeState.WARNING, words, Code.RIAK_LOST, f"riak {source}")
 
 
 def _number(value: Any) -> int | float | None:

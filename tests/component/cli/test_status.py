@@ -379,6 +379,30 @@ def test_a_link_from_a_cluster_that_is_not_asked_is_shown_as_unknown(
     assert links[1]["causes"] == ["east is not asked here: it alone knows how far west is behind"]
 
 
+def test_a_link_to_a_riak_shows_what_waits_there() -> None:
+    """The sum over its nodes, whichever node of this cluster told it; how old that is no Riak tells, unless nothing
+    waits. What no node told is unknown."""
+
+    def link_with(*waiting: int | None) -> dict[str, Any]:
+        sinks = cluster_answers.sinks_answer("west", kind="riak", source_cluster="old", source_uuid="72", queue="q")
+        first = sinks["nodes"][0]["sink"]["sinks"][0]
+        for node in sinks["nodes"]:
+            node["sink"]["sinks"] = []
+        sinks["nodes"][0]["sink"]["sinks"] = [
+            {**first, "peer": f"http://r{n // 2}:8098", "recent_lag_ms_p99": 40, "riak": {"waiting": each}}
+            for n, each in enumerate(waiting)
+        ]
+        (row,) = [row for row in report([answers_of("west", sinks=sinks)])["links"] if row["from"] == "old"]
+        return {key: row[key] for key in ("state", "seconds", "at_least_s", "objects", "from_unasked")}
+
+    known = {"state": "ok", "from_unasked": False}
+    assert link_with(0, 0, 0, None) == {**known, "seconds": 0.0, "at_least_s": None, "objects": 0}
+    assert link_with(None, 5, 2) == {**known, "seconds": None, "at_least_s": 0.04, "objects": 7}
+    assert link_with(5, 5, None) == {
+        "state": "unknown", "from_unasked": False, "seconds": None, "at_least_s": None, "objects": None,
+    }  # fmt: skip
+
+
 def test_a_low_terminal_cuts_the_longest_section(
     clusters: dict[str, FakeAdminListener], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

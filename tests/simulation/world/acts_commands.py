@@ -198,6 +198,26 @@ def _sink_remove_peer(doing: Doing) -> Invocation:
     return Invocation(cluster, [link["url"], link["queue"]])
 
 
+def _riak_check(doing: Doing) -> Invocation:
+    cluster = acts_sinks.receiver(doing)
+    return Invocation(cluster, [acts_sinks.riak_of(doing, cluster)["urls"]])
+
+
+def _riak_add(doing: Doing) -> Invocation:
+    cluster = acts_sinks.receiver(doing)
+    acts_sinks.riak_removed_later(doing, cluster)
+    return Invocation(cluster, [acts_sinks.RIAK, acts_sinks.riak_of(doing, cluster)["urls"], "--yes"])
+
+
+def _riak_remove(doing: Doing) -> Invocation:
+    return Invocation(acts_sinks.receiver(doing), [acts_sinks.RIAK])
+
+
+def _riak_seed(doing: Doing) -> Invocation:
+    more = doing.chance.choice([[], ["--by-keys"], ["--bucket", "b"], ["--stop"]])
+    return Invocation(acts_sinks.receiver(doing), [acts_sinks.RIAK, *more])
+
+
 def _letters_retry(doing: Doing) -> Invocation:
     return Invocation(acts_sinks.receiver(doing), doing.chance.choice([["--all"], ["1"]]))
 
@@ -463,6 +483,10 @@ COMMANDS: Final[dict[str, tuple[int, Callable[[Doing], Invocation]]]] = {
     "sink check": (1, _sink_check),
     "sink add-peer": (2, _sink_add_peer),
     "sink remove-peer": (2, _sink_remove_peer),
+    "riak check": (1, _riak_check),
+    "riak add": (1, _riak_add),
+    "riak remove": (1, _riak_remove),
+    "riak seed": (1, _riak_seed),
     "sink dead-letters retry": (2, _letters_retry),
     "sink dead-letters drop": (1, _letters_drop),
     "fullsync run": (4, _fullsync_run),
@@ -500,7 +524,9 @@ COMMANDS: Final[dict[str, tuple[int, Callable[[Doing], Invocation]]]] = {
 """Words of a command -> its weight, and what draws its arguments."""
 
 
-UNSIGNED: Final = frozenset(("cluster rolling-restart", "leader balance", "sink check", "fold repair-keys"))
+UNSIGNED: Final = frozenset(
+    ("cluster rolling-restart", "leader balance", "sink check", "riak check", "fold repair-keys")
+)
 """Commands without --by."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from tests.simulation.world.acts_queues import EXTRA, node_or_all
 from tests.simulation.world.admin import act, ask, insist
@@ -137,6 +137,57 @@ def added_later(doing: Doing, cluster: WorldCluster, link: dict[str, Any]) -> No
         await insist(doing, cluster, "/admin/sink/peers/add", **link, over=BY_NODES)
 
     doing.undo_later(f"removed peer {link['queue']} {link['url']} of {cluster.name}", add)
+
+
+RIAK: Final = "old"
+RIAK_QUEUE: Final = "isthmus"
+"""No queue of the world, so a node that is taken for a Riak refuses what it is asked."""
+
+
+def riak_of(doing: Doing, cluster: WorldCluster) -> dict[str, Any]:
+    """A Riak to fetch from: a node of another cluster, which is none."""
+    return {"urls": link_of(doing, cluster, number=None)["url"], "queue": RIAK_QUEUE}
+
+
+@step(StepKind.ACT, weight=2, covers=("POST /admin/riaks/check",))
+async def riak_check(doing: Doing) -> None:
+    """Whether a Riak could be fetched from."""
+    cluster = receiver(doing)
+    await act(doing, cluster, "/admin/riaks/check", **riak_of(doing, cluster))
+
+
+@step(StepKind.ACT, weight=2, covers=("POST /admin/riaks/add",))
+async def riak_add(doing: Doing) -> None:
+    """A Riak that answers nothing, until all is healed."""
+    cluster = receiver(doing)
+    riak_removed_later(doing, cluster)
+    await act(doing, cluster, "/admin/riaks/add", name=RIAK, **riak_of(doing, cluster), allowed=BY_NODES)
+
+
+def riak_removed_later(doing: Doing, cluster: WorldCluster) -> None:
+    async def remove() -> None:
+        await insist(doing, cluster, f"/admin/riaks/{RIAK}/remove", over=BY_NODES)
+
+    doing.undo_later(f"Riak {RIAK} of {cluster.name}", remove)
+
+
+@step(StepKind.ACT, weight=2, covers=("POST /admin/riaks/{riak}/remove",))
+async def riak_remove(doing: Doing) -> None:
+    """If there is one."""
+    await act(doing, receiver(doing), f"/admin/riaks/{RIAK}/remove", allowed=BY_NODES)
+
+
+@step(StepKind.ACT, weight=2, covers=("POST /admin/riaks/{riak}/seed",))
+async def riak_seed(doing: Doing) -> None:
+    """By its queue or by lists of keys, if there is one."""
+    cluster, way = receiver(doing), doing.chance.choice(("queue", "keys"))
+    await act(doing, cluster, f"/admin/riaks/{RIAK}/seed", way=way, allowed=BY_NODES)
+
+
+@step(StepKind.ACT, weight=1, covers=("POST /admin/riaks/{riak}/seed/stop",))
+async def riak_stop_seed(doing: Doing) -> None:
+    """If one runs."""
+    await act(doing, receiver(doing), f"/admin/riaks/{RIAK}/seed/stop", allowed=BY_NODES)
 
 
 @step(StepKind.ACT, weight=6, covers=("POST /admin/sink/dead-letters/retry",))

@@ -39,7 +39,8 @@ LOOKS = {
     "bucket show",
     "option get", "option list", "option show", "config check", "config sample", "config show", "backup verify",
     "queue ledger", "queue list", "queue peek", "queue show", "queue test-filter",
-    "sink conflicts", "sink dead-letters list", "sink list", "sink show", "fullsync schedule", "fullsync status",
+    "riak list", "riak status", "sink conflicts", "sink dead-letters list", "sink list", "sink show",
+    "fullsync schedule", "fullsync status",
     "kv get", "kv list", "fold find-keys", "fold find-tombs", "fold list-buckets", "fold object-stats",
     "local status", "local sample", "reconcile show", "reconcile java-home",
 }  # fmt: skip

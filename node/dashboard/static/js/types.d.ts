@@ -960,6 +960,63 @@ export interface LettersDropped {
   dropped: number;
 }
 
+export interface SeedRow {
+  state: "done" | "failed" | "running" | "stopped";
+  way: "keys" | "queue";
+  node: string;
+  bucket_type: string | null;
+  bucket: string | null;
+  fraction: number;
+  left_ms: number | null;
+  buckets: number | null;
+  buckets_done: number;
+  current: [string, string] | null;
+  current_keys: number | null;
+  current_done: number;
+  keys: number;
+  compared: number;
+  missing: number;
+  refused: number;
+  notes: string[];
+  notes_left_out: number;
+  error: string;
+  began_ms: number;
+  changed_ms: number;
+  ended_ms: number | null;
+  set: SignedAct;
+}
+
+export interface RiakRow {
+  name: string;
+  queue: string;
+  urls: string[];
+  bucket_types: string;
+  from: "config" | "operator";
+  set: SignedAct | null;
+  user: string;
+  workers: number;
+  bytes_per_second: number;
+  objects_per_second: number;
+  states: Record<string, number>;
+  unusable: string;
+  left_out: number;
+  answers_lost: number;
+  lost: number;
+  seed: SeedRow | null;
+}
+
+export interface RiakList {
+  node: string;
+  riaks: RiakRow[];
+}
+
+export interface RiakChecked {
+  node: string;
+  url: string;
+  queue: string;
+  checks: CheckedLine[];
+}
+
 export interface SentQueue {
   queue: string;
   cluster: string;

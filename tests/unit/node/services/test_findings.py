@@ -62,6 +62,17 @@ def test_a_finding_has_all_that_a_reader_shows() -> None:
     assert [row["code"] for row in found["findings"][1:]] == ["links-fail"]
 
 
+def test_changes_of_a_riak_that_were_lost_lately_are_a_finding_with_numbers() -> None:
+    """Of all nodes' links to that Riak; a loss of days ago is none any more."""
+    lost = {"left_out": 0, "answers_lost": 2, "lost": 3, "waiting": 0, "lost_lately": True}
+    sinks = sinks_answer("east", kind="riak", source_cluster="old", riak=lost)
+    (found,) = findings_document(answers_of("east", sinks=sinks), {})["findings"]
+    assert (found["code"], found["severity"], found["subject"]) == ("riak-lost", "warning", "riak old")
+    assert "9 changes lost, and 6 answers that may have had one, at east-1, east-2, east-3" in found["sentence"]
+    sinks = sinks_answer("east", kind="riak", source_cluster="old", riak={**lost, "lost_lately": False})
+    assert findings_document(answers_of("east", sinks=sinks), {})["findings"] == []
+
+
 def test_what_was_not_answered_is_a_finding() -> None:
     """A document without an answer is named with the reason, and so is a cluster that does not answer at all."""
     answers = answers_of("east")
