@@ -54,9 +54,9 @@ NOTE_MS: Final = 2_000
 POLL_S: Final = 1.0
 """Pause between two looks at the queues' lengths, and at keys that have not arrived."""
 
-ARRIVALS: Final = 30
-"""Looks at keys that a queue has given out and that are not here yet, before they are sent once more: pushes of other
-nodes are under way."""
+ARRIVALS: Final = 10
+"""Looks in a row at keys that a queue has given out and that are not here, of which none brings one more, before they
+are sent once more: pushes of other nodes may be under way."""
 
 TRIES: Final = 10
 """Requests in a row that may fail, with growing pauses of RETRY_S on, before a seed fails: a minute of a Riak's
@@ -470,14 +470,12 @@ class _Run:
             self.record = self.record.noted(f"{lacking} keys are not here as in the Riak, the first is {name}"[:300])
 
     async def _arrived(self, rows: Sequence[KeyClock]) -> list[KeyClock]:
-        """Those that are not here, after ARRIVALS looks."""
-        missing = list(rows)
-        for number in range(ARRIVALS):
-            missing = await self._missing(missing)
-            if not missing:
-                return []
-            if number < ARRIVALS - 1:
-                await asyncio.sleep(POLL_S)
+        """Those that are not here, once ARRIVALS looks have found none more."""
+        missing, idle = await self._missing(rows), 0
+        while missing and idle < ARRIVALS:
+            await asyncio.sleep(POLL_S)
+            before, missing = len(missing), await self._missing(missing)
+            idle = 0 if len(missing) < before else idle + 1
         return missing
 
     async def _missing(self, rows: Sequence[KeyClock]) -> list[KeyClock]:

@@ -136,3 +136,27 @@ def test_acts_about_riaks_are_checked_recorded_and_told(
             assert call(node.admin, "POST", "/admin/riaks/none/seed", {})[0] == 400
     finally:
         riak.close()
+
+
+def test_a_cluster_that_answers_like_a_riak_is_fetched_from_and_seeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What this version answers to a Riak and to its tools is what it asks of one: checks, queue, folds and clocks fit
+    each other. Deleted keys are not missing."""
+    monkeypatch.setattr("isthmus.sink.riak_seeder.POLL_S", 0.1)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    queue = '[[queues]]\nname = "isthmus"\nriak_fetch = true\n'
+    with running_node(tmp_path / "a", queue) as source, running_node(tmp_path / "b") as node:
+        for n in range(40):
+            assert call(source.http, "PUT", f"/buckets/b{n % 2}/keys/k{n}", b"v%d" % n)[0] == 204
+        assert call(source.http, "DELETE", "/buckets/b0/keys/k0")[0] == 204
+        monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{node.admin}")
+        url = f"http://127.0.0.1:{source.http}"
+        assert cli.main(["riak", "check", url]) == Exit.OK, capsys.readouterr().out
+        assert cli.main(["riak", "add", "other", url, "--yes"]) == Exit.OK
+        assert cli.main(["riak", "seed", "other", "--wait"]) == Exit.OK, capsys.readouterr().out
+        assert " 0 missing, 0 refused" in capsys.readouterr().out
+        for n in range(1, 40):
+            assert call(node.http, "GET", f"/buckets/b{n % 2}/keys/k{n}")[::2] == (200, b"v%d" % n)
+        assert call(node.http, "GET", "/buckets/b0/keys/k0")[0] == 404
