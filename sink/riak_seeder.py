@@ -268,7 +268,7 @@ class RiakSeeder:
                 run.close()
 
     async def _failed(self, run: _Run | None, record: SeedRecord, error: IsthmusError) -> None:
-        log.error("sink.riak_seed_failed", riak=record.riak, error=str(error))
+        log.warning("sink.riak_seed_failed", riak=record.riak, error=str(error))
         with suppress(IsthmusError, SeedEnded):
             await self.write(
                 record if run is None else run.record,

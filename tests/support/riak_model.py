@@ -10,11 +10,13 @@ the sibling modified last stays. Only clients' writes are queued.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from isthmus.repl.riak.terms import binary, integer, list_of, sized, text, tuple_of
 from tests.support.riak_decoder import Reader, decode_tagged, decode_term
+
+ACTOR: Final = b"riak-vnode-1"
 
 Actor = bytes
 Clock = dict[Actor, tuple[int, int]]
@@ -98,15 +100,33 @@ def decoded(data: bytes) -> RiakObject:
     return RiakObject(clock, siblings)
 
 
-class RiakModel:
-    """A Riak with one vnode and one bucket of the default type."""
+def change_in(answer: bytes) -> tuple[bytes, bytes] | None:
+    """(key, object) of an answer to a fetch, checked as a Riak does; None for an empty queue."""
+    if answer == b"\0":
+        return None
+    reader = Reader(answer)
+    assert reader.number(1) == 1
+    deleted = reader.number(1)
+    if deleted:
+        reader.sized()
+    checksum, change = reader.number(), reader.rest()
+    assert crc32(change) == checksum
+    reader = Reader(change)
+    assert reader.number(1) == 0x10
+    _, _, key, data = reader.sized(), reader.sized(), reader.sized(), reader.rest()
+    assert all(one.deleted for one in decoded(data).siblings) == bool(deleted)
+    return key, data
 
-    def __init__(self, bucket: Bucket, actor: Actor = b"riak-vnode-1", bucket_name: bytes = b"b") -> None:
+
+class RiakModel:
+    """A Riak with one vnode and one bucket, `bucket_type` b"" for that of the default type."""
+
+    def __init__(self, bucket: Bucket, bucket_type: bytes = b"", name: bytes = b"b") -> None:
         self.bucket = bucket
-        self.bucket_name = bucket_name
+        self.bucket_type = bucket_type
+        self.name = name
         self.objects: dict[bytes, RiakObject] = {}
         self.queue: deque[bytes] = deque()
-        self._actor = actor
         self._tags = 0
 
     def get(self, key: bytes) -> RiakObject | None:
@@ -120,9 +140,9 @@ class RiakModel:
         if current is not None and not context and all(one.deleted for one in current.siblings):
             context = before
         clock = merged_clocks(before, context)
-        counter = clock.get(self._actor, (0, 0))[0] + 1
-        dot = (self._actor, (counter, 62_167_219_200 + now_us // 1_000_000))
-        clock[self._actor] = dot[1]
+        counter = clock.get(ACTOR, (0, 0))[0] + 1
+        dot = (ACTOR, (counter, 62_167_219_200 + now_us // 1_000_000))
+        clock[ACTOR] = dot[1]
         new = Kept(b"\x01" + (value or b""), self._about(value is None, dot, now_us))
         kept = [] if current is None or descends(context, before) else list(current.siblings)
         if self.bucket.dvv_enabled:
@@ -145,7 +165,7 @@ class RiakModel:
                 return b"\0"
             key = self.queue.popleft()
         found = self.objects[key]
-        change = b"\x10" + sized(b"") + sized(self.bucket_name) + sized(key) + encoded(found)
+        change = b"\x10" + sized(self.bucket_type) + sized(self.name) + sized(key) + encoded(found)
         deleted = all(one.deleted for one in found.siblings)
         clock = sized(term_of(found.clock)) if deleted else b""
         return b"\x01" + bytes([deleted]) + clock + crc32(change).to_bytes(4, "big") + change

@@ -138,7 +138,6 @@ async def test_a_seed_goes_on_when_its_node_starts_again_or_at_another_node_when
         assert (await ended(again)).state == "done"
 
 
-@pytest.mark.logs_errors("sink.riak_seed_failed")
 async def test_a_seed_fails_with_the_reason(tmp_path: Path) -> None:
     """A queue that is not there: failed, with what to do; once it is there the seed can be begun again."""
     async with RiakPair(tmp_path) as pair:
@@ -156,7 +155,7 @@ async def test_a_seed_fails_with_the_reason(tmp_path: Path) -> None:
         assert len(pair.cluster.objects) == 2
 
 
-@pytest.mark.logs_errors("sink.riak_seed_bug", "sink.riak_seed_failed")
+@pytest.mark.logs_errors("sink.riak_seed_bug")
 async def test_a_seed_on_which_the_program_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record has failed, so it can be ordered again; the links go on."""
     monkeypatch.setattr(riak_seeder, "place_of", lambda *_: 1 / 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.simulation.world import riak
 from tests.simulation.world.credentials import Credentials, Trust
 from tests.simulation.world.disk import WorldDisk
 from tests.simulation.world.ensemble import Ensemble
@@ -80,6 +81,8 @@ class Shape(NamedTuple):
     """Listeners and links have TLS, too."""
     gathered: bool = False
     """Leaders stand on as few nodes as carry the load; else always on all."""
+    riak: bool = False
+    """A Riak is beside the first cluster; it speaks no TLS."""
 
     @classmethod
     def drawn(cls, random: Random) -> Shape:
@@ -216,6 +219,8 @@ def _file(
         both = cluster.name in clusters[receiver].receives_from and receiver in cluster.receives_from
         if both and shape.filter_of(cluster.name) == shape.filter_of(receiver):
             text += f'bidirectional = true\npeer_queue = "{cluster.name}"\n'
+    if shape.riak and cluster.name == NAMES[0]:
+        text += riak.settings_of(riak.ADDRESS)
     return text
 
 

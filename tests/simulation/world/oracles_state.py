@@ -14,8 +14,8 @@ from isthmus.aae.scheduling.history import CheckResult
 from isthmus.node.services.container import NodeServices
 from isthmus.queues.status import ledger
 from isthmus.repl.model.entry import CHANGES, decode_key_row
-from isthmus.repl.model.vclock import decode_clock, descends
-from isthmus.repl.store.rows import KEY_TAG, SEGMENT_BYTES, U32, split_tail
+from isthmus.repl.model.vclock import decode_clock, descends, parts_of
+from isthmus.repl.store.rows import KEY_TAG, OBJECT_TAG, SEGMENT_BYTES, U32, split_tail
 from tests.simulation.world.kernel import SECOND
 from tests.simulation.world.node_state import (
     Direction,
@@ -494,25 +494,27 @@ class BegunGaps:
 
 
 class Versions:
-    """What each dot stands for, over all clusters and lives."""
+    """What each dot stands for, over all clusters and lives. A Riak counts the writes of each key by itself, so its
+    dots stand for one content a key."""
 
     def __init__(self) -> None:
-        self._contents: dict[tuple[bytes, int], tuple[Any, ...]] = {}
-        self._known: set[bytes] = set()
-        """Objects that were noted."""
+        self._contents: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._known: set[tuple[tuple[bytes, bytes], bytes]] = set()
+        """Keys and objects that were noted."""
         self.failures: list[str] = []
 
     def __len__(self) -> int:
         return len(self._contents)
 
-    def note(self, data: bytes, where: str) -> None:
-        """Note a canonical object that is, or was, in a store."""
-        if data in self._known:
+    def note(self, data: bytes, where: str, key: tuple[bytes, bytes] = (b"", b"")) -> None:
+        """Note a canonical object that is, or was, in a store; `key` is its bucket and key."""
+        if (key, data) in self._known:
             return
-        self._known.add(data)
+        self._known.add((key, data))
         for sibling in siblings_of(data):
             dot, content = sibling[:2], sibling[2:]
-            before = self._contents.setdefault(dot, content)
+            version = dot if parts_of(dot[0]) is not None else (*dot, key)
+            before = self._contents.setdefault(version, content)
             if before != content:
                 self.failures.append(
                     f"{where}: dot {dot[0].hex()}:{dot[1]} stands for {before!r:.200} and {content!r:.200}"
@@ -531,7 +533,7 @@ class _Applied:
         for _, entries, _ in applied:
             for entry in entries:
                 if entry.kind in CHANGES and entry.payload:
-                    versions.note(entry.payload, where)
+                    versions.note(entry.payload, where, (entry.bucket, entry.key))
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """Nothing."""
@@ -563,8 +565,8 @@ class OneContentPerDot:
 
     def _read(self, name: str, services: NodeServices) -> None:
         rows = rows_of(services)
-        for row in rows.irange(b"o", b"p", (True, False)):
-            self.versions.note(rows[row], name)
+        for row in rows.irange(OBJECT_TAG, b"p", (True, False)):
+            self.versions.note(rows[row], name, split_tail(row[len(OBJECT_TAG) + U32.size :]))
 
     def judge(self, world: World) -> list[str]:
         for node in world.nodes:
@@ -681,7 +683,7 @@ def held(services: NodeServices) -> Iterator[str]:
             yield f"queue {name}: its budget counts {machine.budget.references} references, its windows hold {counted}"
         if machine.budget.objects and not counted:
             yield f"queue {name}: its budget counts {machine.budget.objects} objects, and its windows hold nothing"
-    if services.sink._pool.pushing():
+    if any(slot.pushing for slots in services.sink._pool._slots.values() for slot in slots):
         yield "its sink stores a batch"
 
 

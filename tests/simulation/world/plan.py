@@ -71,7 +71,10 @@ def drawn(
     random, special = Random(f"{seed}/plan"), Random(f"{seed}/features")
     if shape is None:
         shape = Shape.drawn(random).with_features(special)
-        shape = shape._replace(gathered=max(shape.nodes) > 1 and Random(f"{seed}/leaders").random() < 0.4)
+        shape = shape._replace(
+            gathered=max(shape.nodes) > 1 and Random(f"{seed}/leaders").random() < 0.4,
+            riak=not shape.tls and Random(f"{seed}/riak").random() < 0.1,
+        )
     steps = []
     named = {
         kind: [name for name, each in known.items() if (name in among if among else not each.needs)]

@@ -65,7 +65,8 @@ ResultKey = tuple[str, str, str]
 def unsettled(world: World, *, gaps: bool = True) -> list[str]:
     """What is still to be done by itself, a sentence each; proofs by full-sync are not asked for, and with `gaps` false
     what they close is not either."""
-    return [reason for cluster in world.clusters.values() for reason in _of_cluster(world, cluster, gaps)]
+    found = [reason for cluster in world.clusters.values() for reason in _of_cluster(world, cluster, gaps)]
+    return found if world.riak is None else [*found, *world.riak.unequal()]
 
 
 def _of_cluster(world: World, cluster: WorldCluster, gaps: bool) -> Iterator[str]:
@@ -145,7 +146,7 @@ def _of_sink(name: str, services: NodeServices) -> Iterator[str]:
             yield f"{where} has no answer yet"
         elif link.source_state not in (SERVING, STARTING):  # a node that leads nothing never ceases to start
             yield f"{where} waits: the source is {link.source_state}"
-    if sink._pool.pushing():
+    if any(slot.pushing for slots in sink._pool._slots.values() for slot in slots):
         yield f"{name}: its sink stores a batch"
 
 

@@ -7,7 +7,7 @@ import time
 import traceback
 from typing import NamedTuple
 
-from tests.simulation.world import acts, faults, oracles, workload  # noqa: F401 -- they teach the world their steps
+from tests.simulation.world import acts, acts_riak, faults, oracles, workload  # noqa: F401 -- they teach the world their steps
 from tests.simulation.world.kernel import SECOND, Stuck
 from tests.simulation.world.plan import Plan, drawn
 from tests.simulation.world.world import World

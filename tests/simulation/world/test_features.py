@@ -9,7 +9,7 @@ from tests.simulation.world.kept import plan_of, text_of
 from tests.simulation.world.node_state import leaders_of
 from tests.simulation.world.oracles_clients import receivers_of
 from tests.simulation.world.plan import drawn
-from tests.simulation.world.steps import KINDS, StepKind
+from tests.simulation.world.steps import KINDS, StepKind, possible
 from tests.simulation.world.world import World
 
 
@@ -17,7 +17,7 @@ def test_each_feature_is_drawn() -> None:
     """In some of the seeds that tests run, beside plain worlds; with each feature come all steps that need it."""
     plans = [drawn(seed) for seed in range(100)]
     shapes = [plan.shape for plan in plans]
-    for feature in ("partial", "bulky", "rollback", "tokens", "tls"):
+    for feature in ("partial", "bulky", "rollback", "tokens", "tls", "riak"):
         assert 5 <= sum(bool(getattr(shape, feature)) for shape in shapes) <= 50
     needing = {name for known in KINDS.values() for name, each in known.items() if each.needs}
     assert needing == {step.name for plan in plans for step in plan.steps} & needing
@@ -39,7 +39,7 @@ def test_a_plan_with_features_is_kept_as_text() -> None:
 def test_logs_of_large_values_are_trimmed_and_followers_take_state() -> None:
     """A follower that comes back finds that the log begins later than what it has, and takes the leader's state; all is
     well in the end."""
-    shape, operations = Shape((2, 1), 1, bulky=True), set(KINDS[StepKind.OPERATION])
+    shape, operations = Shape((2, 1), 1, bulky=True), set(possible(StepKind.OPERATION, Shape()))
     plan = drawn("bulky", shape=shape, operations=200, acts=0, seconds=30.0, among=operations)
     with World(plan.seed, plan.shape) as world:
         world.oracles = oracles.all_of(world)
@@ -70,7 +70,7 @@ def test_what_a_filter_leaves_out_is_not_sent() -> None:
     """Neither in real time nor by a full-sync of both sides: of a bucket that the queue of east leaves out, west has
     what its own clients wrote alone; east has what both wrote. So west, which cannot get all that it compares, does not
     ask to be equal, and east does; nothing is found amiss for it at either."""
-    shape, operations = Shape((1, 1), 1, filters=("!bucketname:local", "any")), set(KINDS[StepKind.OPERATION])
+    shape, operations = Shape((1, 1), 1, filters=("!bucketname:local", "any")), set(possible(StepKind.OPERATION, Shape()))
     plan = drawn("excluded", shape=shape, operations=150, acts=0, seconds=15.0, among=operations)
     with World(plan.seed, plan.shape) as world:
         world.oracles = oracles.all_of(world)

@@ -23,6 +23,7 @@ from isthmus.repl.controller.bucket_properties import (
     effective,
 )
 from isthmus.repl.metastore.port import Versioned
+from tests.simulation.world import riak
 from tests.simulation.world.history import History, Key, Rules
 from tests.simulation.world.node import ADMIN_PORT
 from tests.simulation.world.raw_http import RawTransport
@@ -76,7 +77,8 @@ def prepare(world: World) -> Workload:
     """Make bucket types and sessions. Raises AssertionError if the bucket types are not there in time."""
     chance = Random(f"{world.kernel.seed}/clients")
     made = sorted(chance.sample([name for name in TYPES if name != "default"], MADE))
-    making = world.clients.loop.create_task(_make_types(world, made))
+    beside = [riak.BUCKET_TYPE] if world.shape.riak else []
+    making = world.clients.loop.create_task(_make_types(world, made + beside))
     world.run_until(making.done, READY_S, "bucket types are made")
     making.result()
     for name in ("default", *made):
@@ -165,7 +167,7 @@ async def _make_type(transport: RawTransport, cluster: WorldCluster, name: str) 
         {
             "partition_count": 1,
             "replication_factor": len(cluster.nodes),
-            "props": TYPES[name],
+            "props": TYPES.get(name, {}),
             "by": "workload",
         }
     ).encode()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.world import quiet, workload
+from tests.simulation.world import quiet, riak, workload
 from tests.simulation.world.clusters import Shape, WorldCluster, make_clusters
 from tests.simulation.world.history import History
 from tests.simulation.world.kernel import SECOND, Kernel
@@ -23,6 +23,7 @@ from tests.simulation.world.libraries import libraries_in_the_world
 from tests.simulation.world.machine import VirtualMachine
 from tests.simulation.world.network import Network
 from tests.simulation.world.node import WorldNode
+from tests.simulation.world.riak import WorldRiak
 from tests.simulation.world.sockets import VirtualSocket
 from tests.simulation.world.steps import KINDS, Doing, StepKind, found
 from tests.simulation.world.story import Story
@@ -75,6 +76,10 @@ class World:
             node.machine.on_uncaught = self.story.uncaught
         self.operators = self.machine("operators", "10.200.0.1")
         self.clients = self.machine("clients", "10.201.0.1")
+        self.riak: WorldRiak | None = None
+        """The Riak beside the first cluster, if there is one."""
+        if self.shape.riak:
+            self.riak = WorldRiak(self.machine("riak", riak.ADDRESS), next(iter(self.clusters.values())))
 
     @property
     def nodes(self) -> list[WorldNode]:
@@ -96,7 +101,8 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         with _quiet_end():
-            for machine in (*(node.machine for node in self.nodes), self.operators, self.clients):
+            people = [self.operators, self.clients, *([] if self.riak is None else [self.riak.machine])]
+            for machine in (*(node.machine for node in self.nodes), *people):
                 machine.kill()
                 for process in machine.ended:
                     self.kernel.end(process.greenlets)
@@ -120,6 +126,8 @@ class World:
     def prepare(self) -> None:
         """Make what clients need: bucket types and sessions."""
         self.workload = workload.prepare(self)
+        if self.riak is not None:
+            self.riak.start()
 
     def all_ready(self) -> bool:
         """Every node has a process that is ready."""

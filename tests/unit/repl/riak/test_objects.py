@@ -25,7 +25,7 @@ from isthmus.repl.model.vclock import Clock, actor_of, descends
 from isthmus.repl.riak.objects import SiblingsWithoutDots, decode_riak_object, encode_riak_object
 from isthmus.repl.riak.queue_answers import decode_queue_answer, encode_queue_answer
 from tests.support.riak_decoder import decode_answer
-from tests.support.riak_model import Bucket, RiakModel, encoded
+from tests.support.riak_model import Bucket, RiakModel, change_in, encoded
 from tests.support.samples import share
 
 ACTOR = actor_of(b"\x02" * 16, 3)
@@ -167,9 +167,9 @@ class Run:
     def to_riak(self) -> bool:
         if not self.cluster.queue:
             return False
-        found = decode_answer(self.cluster.answer(key := self.cluster.queue.popleft()))
+        found = change_in(self.cluster.answer(self.cluster.queue.popleft()))
         assert found is not None
-        self.riak.push(key, encode_riak_object(self.cluster.objects[key]))
+        self.riak.push(*found)
         return True
 
     def settle(self) -> None:

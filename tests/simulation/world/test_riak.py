@@ -1,0 +1,56 @@
+"""A Riak beside a cluster: what each writes comes to the other, and what is lost on its way is found by the Riak."""
+
+from __future__ import annotations
+
+from tests.simulation.world import oracles
+from tests.simulation.world import run as _steps_are_known  # noqa: F401 -- acts and faults are taught to the world
+from tests.simulation.world.clusters import Shape
+from tests.simulation.world.plan import drawn
+from tests.simulation.world.world import World
+
+WRITES = {"riak-write", "write-beside"}
+LOSSES = {"riak-loses-changes", "riak-restarts"}
+
+
+def lived(seed: str, among: set[str]) -> tuple[list[str], int, int]:
+    """(what is wrong, keys that the Riak has, keys that its full-sync put into the cluster's queue)."""
+    shape = Shape((3, 1), 1, riak=True)
+    plan = drawn(seed, shape=shape, operations=80, acts=10, seconds=40.0, among=among)
+    with World(plan.seed, plan.shape) as world:
+        world.oracles = oracles.all_of(world)
+        world.start()
+        world.prepare()
+        world.perform(plan.steps)
+        world.heal()
+        world.wait_until_quiet(300.0)
+        failures = [what for oracle in world.oracles for what in oracle.judge(world)]
+        assert world.riak is not None
+        return [*failures, *world.failures], len(world.riak.model.objects), world.riak.pushed
+
+
+def test_writes_of_both_sides_meet() -> None:
+    """With and without contexts, and deletes: both end with the same clocks and values, and so does the second cluster,
+    which knows nothing of a Riak."""
+    failures, keys, _ = lived("meet", WRITES)
+    assert failures == []
+    assert keys == 4
+
+
+def test_what_is_lost_on_its_way_is_found_by_the_riaks_full_sync() -> None:
+    """The Riak fetches without an acknowledgement, and forgets its queue when it restarts."""
+    failures, keys, pushed = lived("lost", WRITES | LOSSES)
+    assert failures == []
+    assert keys
+    assert pushed
+
+
+def test_a_difference_is_told() -> None:
+    """What the judgement of such a world says of a key that the Riak has differently, and of one that it lacks."""
+    with World("told", Shape((1, 1), 1, riak=True)) as world:
+        world.start()
+        world.prepare()
+        assert world.riak is not None
+        assert list(world.riak.unequal()) == []
+        world.riak.model.put(b"k0", b"only there", {}, 1_795_000_000_000_000)
+        world.riak.forget_queue()
+        assert [what.partition(":")[0] for what in world.riak.unequal()] == ["riak"]
