@@ -107,8 +107,8 @@ def plan(found: Mapping[int, LeaderAssignment], reluctant: Collection[int] = ())
     types = by_type(found)
     for seats_of_type in types.values():
         flow = _Flow(seats_of_type, reluctant)
-        flow.spread()
-        flow.save_switches()
+        if flow.spread():  # else no leadership moves, and there is none to save
+            flow.save_switches()
         leaders |= flow.leaders
     if len(types) > 1:
         joined = _Joined(found, leaders, reluctant)
@@ -166,20 +166,24 @@ class _Flow:
         self._edges[node] = made
         return made
 
-    def spread(self) -> None:
-        """Make the loads as even as possible. A partition that a node cannot pass on now it never can: paths to nodes
-        with two fewer only vanish while the busiest are emptied, and each round tries all."""
+    def spread(self) -> bool:
+        """Make the loads as even as possible; returns whether any leadership moves. A partition that a node cannot pass
+        on now it never can: paths to nodes with two fewer only vanish while the busiest are emptied, and each round
+        tries all. Where no node has two fewer, there is nothing to look for: controllers plan every few seconds, and
+        loads are even nearly always."""
         stuck: set[str] = set()
+        moved = False
         while True:
             busy = max((n for n in self._nodes if n not in stuck), key=lambda n: (self._load[n], n), default=None)
-            if busy is None:
-                return
+            if busy is None or min(self._load.values()) > self._load[busy] - 2:
+                return moved
             target, distance, way = self._search(busy, self._load[busy] - 2)
             if target is None:
                 stuck.add(busy)
                 continue
             self._raise_potentials(distance, distance[target])
             self._send(busy, target, way)
+            moved = True
             stuck.clear()
 
     def save_switches(self) -> None:

@@ -141,6 +141,22 @@ def test_a_plan_for_a_large_cluster_is_quick_and_level() -> None:
     assert len(moves) == sum(max(0, 20 - count) for count in loads(found).values())
 
 
+@pytest.mark.timing
+def test_planning_for_a_large_even_cluster_costs_nearly_nothing() -> None:
+    """A controller plans every few seconds. Where 300 nodes lead two or three of 768 partitions each, that takes less
+    than 50 ms of CPU and moves nothing."""
+    names = [f"n{number:03}" for number in range(300)]
+    found = {
+        partition: LeaderAssignment(
+            names[partition % 300], frozenset(names[(partition + step) % 300] for step in range(3))
+        )
+        for partition in range(768)
+    }
+    began = process_time()
+    assert plan(found) == []
+    assert process_time() - began < 0.05
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_left_to_do_after_a_plan(seed: int) -> None:
     """I-BAL-QUIET: the plan after a plan is empty, so moves end by themselves."""
