@@ -9,6 +9,7 @@ here decides about partitions: the caller repeats or recomputes an undecided or 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from isthmus.repl.machine import machine
 from isthmus.repl.metastore.codecs import (
     COMMIT_BYTES_MAX,
     OP_BYTES,
@@ -42,6 +44,19 @@ from isthmus.repl.model.record import Member, PartitionRecord, Registration
 from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
+
+COUNTER_ATTEMPTS_MAX: Final = 32
+"""Attempts to raise the counter of log ids before Unavailable. Every node of a new cluster raises it as it starts, so
+that all but one of those that try at a time lose: without pauses as many attempts would be needed as there are
+nodes."""
+
+COUNTER_AT_ONCE: Final = 3
+"""Attempts without a pause: enough for a handful of nodes."""
+
+COUNTER_PAUSE_S: Final = 0.01
+COUNTER_PAUSE_MAX_S: Final = 1.0
+"""Longest pause before an attempt: the first, and what it doubles to. How much of it is waited is chance, so that
+hundreds of nodes spread out over about as many round trips."""
 
 LISTED_PATHS: Final = ("/p", "/nodes")
 """Paths that every node lists, so they must exist to be watched."""
@@ -124,7 +139,9 @@ class TreeMetastore:
     async def allocate_log_id(self) -> int:
         """See the port. An id that an undecided write may have taken is skipped, and never given twice."""
         path = f"{self._base}/gen"
-        for _ in range(ATTEMPTS_LIMIT):
+        for attempt in range(COUNTER_ATTEMPTS_MAX):
+            if attempt >= COUNTER_AT_ONCE:
+                await asyncio.sleep(_counter_pause_s(attempt - COUNTER_AT_ONCE))
             found = await self._tree.read(path, armed=False)
             try:
                 if found is None:
@@ -315,6 +332,10 @@ def _uuid(text: bytes) -> bytes:
     if len(found) != 16:
         raise ValueError(f"{len(found)} bytes where a uuid has 16")
     return found
+
+
+def _counter_pause_s(pauses: int) -> float:
+    return min(COUNTER_PAUSE_MAX_S, COUNTER_PAUSE_S * 2.0**pauses) * machine().random().random()
 
 
 def _parse_log_id(text: bytes) -> int:

@@ -39,6 +39,14 @@ async def test_no_log_id_is_allocated_twice(clients: MetastoreClients) -> None:
         assert await one.allocate_log_id() > max(log_ids)
 
 
+async def test_many_nodes_that_start_at_once_all_get_a_log_id(clients: MetastoreClients) -> None:
+    """Of those that raise the counter at a time all but one lose; each gets its log id all the same, as the nodes of a
+    large cluster must that is started at once."""
+    async with started(clients) as (one, _), started(clients) as (two, _):
+        log_ids = await asyncio.gather(*(client.allocate_log_id() for client in (one, two) * 30))
+        assert len(set(log_ids)) == 60
+
+
 async def test_records_come_back_as_written_with_their_version(clients: MetastoreClients) -> None:
     """A record with every field set survives the metastore, and its version is the base of the next write."""
     full = PartitionRecord(
