@@ -33,6 +33,7 @@ NAME: Final = "metastore-copy"
 VERSION: Final = 1
 
 UUID_PATH: Final = "/uuid"
+RECORDS_PATH: Final = "/p"
 
 NOT_COPIED: Final = frozenset({"uuid", "p", "nodes", "ids", "replicas", "controller", "joined-readers"})
 """Top-level names that are not restored as documents: the uuid comes from the data directory's identity, records are
@@ -49,6 +50,9 @@ INTERVAL_S: Final = 10.0
 
 LOOK_S: Final = 60.0
 """Longest interval between two comparisons of the copy with the metastore; a change notification starts one earlier."""
+
+OTHERS_MS: Final = int(1000 * (LOOK_S - INTERVAL_S))
+"""After this time documents beside the records are read again, even if nothing was announced."""
 
 
 class MetastoreCopy(NamedTuple):
@@ -69,7 +73,16 @@ class MetastoreCopy(NamedTuple):
 
 async def read_documents(metastore: Metastore) -> dict[str, bytes]:
     """All documents that belong in a copy. Raises Unavailable, and IsthmusError for an unreadable document."""
-    found = {f"/p/{number}": encode_record(record) for number, record in (await metastore.records()).items()}
+    return _joined(await _read_records(metastore), await _read_others(metastore))
+
+
+async def _read_records(metastore: Metastore) -> dict[str, bytes]:
+    return {f"{RECORDS_PATH}/{number}": encode_record(record) for number, record in (await metastore.records()).items()}
+
+
+async def _read_others(metastore: Metastore) -> dict[str, bytes]:
+    """All documents beside the records, one after the other."""
+    found: dict[str, bytes] = {}
     level = [f"/{name}" for name in await metastore.children("") if name not in NOT_COPIED]
     for _ in range(DEPTH_MAX):
         below: list[str] = []
@@ -79,7 +92,11 @@ async def read_documents(metastore: Metastore) -> dict[str, bytes]:
                 found[path] = value.value
             below += [f"{path}/{name}" for name in await metastore.children(path)]
         level = below
-    return dict(sorted(found.items()))
+    return found
+
+
+def _joined(records: Mapping[str, bytes], others: Mapping[str, bytes]) -> dict[str, bytes]:
+    return dict(sorted({**records, **others}.items()))
 
 
 def load_copy(directory: Path) -> MetastoreCopy | None:
@@ -102,6 +119,12 @@ class CopyKeeper:
         self._cluster_uuid = cluster_uuid
         self._time = time
         self._hinted = asyncio.Event()
+        self._others: Mapping[str, bytes] = {}
+        """The documents beside the records, as they were last read."""
+        self._others_due = True
+        """One of them may have changed since."""
+        self._others_at_ms = 0
+        """When they were read."""
         self._slots = SlotFile(directory, NAME)
         self._kept: MetastoreCopy | None = None
         self._task: asyncio.Task[None] | None = None
@@ -124,7 +147,10 @@ class CopyKeeper:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _hint(self, path: str) -> None:
-        if path.split("/")[1:2] not in ([name] for name in NOT_COPIED - {"p"}):
+        if path == RECORDS_PATH or path.startswith(f"{RECORDS_PATH}/"):
+            self._hinted.set()
+        elif path.split("/")[1:2] not in ([name] for name in NOT_COPIED):
+            self._others_due = True
             self._hinted.set()
 
     async def _keep(self) -> None:
@@ -143,9 +169,24 @@ class CopyKeeper:
             except TimeoutError:
                 pass
 
+    async def _known_others(self) -> Mapping[str, bytes]:
+        """The documents beside the records. They are read only if one may have changed: records change with each node
+        that comes or goes, and a cluster of hundreds of nodes has hundreds of other documents, read one by one."""
+        now_ms = self._time.now_ms()
+        announced = self._task is not None
+        if not announced or self._others_due or now_ms >= self._others_at_ms + OTHERS_MS:
+            self._others_due = False  # before the read: what is announced from here on may not be in it
+            try:
+                self._others = await _read_others(self._metastore)
+            except BaseException:
+                self._others_due = True
+                raise
+            self._others_at_ms = now_ms
+        return self._others
+
     async def copy(self) -> None:
         """Write a new copy now, if any document differs from the last one."""
-        documents = await read_documents(self._metastore)
+        documents = _joined(await _read_records(self._metastore), await self._known_others())
         kept = self._kept
         if kept is not None and kept.cluster_uuid == self._cluster_uuid:
             if kept.documents == documents:

@@ -295,9 +295,10 @@ class MemoryTree:
         """Watches do not survive a connection: all that was armed may have changed."""
         self._hint(set(self._armed))
 
-    def _on_changes(self, path: str, parent: str, _before: object) -> None:
+    def _on_changes(self, path: str, parent: str, before: object) -> None:
         if self.connected:  # a lost connection delivers nothing; reconnecting makes up for it
-            self._hint(self._armed.intersection((path, parent)))
+            only_written = before is not None and self.ensemble.read(path) is not None  # then `parent` is no path
+            self._hint(self._armed.intersection((path,) if only_written else (path, parent)))
 
     def _hint(self, paths: set[str]) -> None:
         self._armed -= paths

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from isthmus.repl.metastore.codecs import encode_record
 from isthmus.repl.metastore.counters import ID_MARGIN, PARTITIONS_COUNTER, StoredCounter
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import BadInput, LocalFault, WrongIdentity
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.runtime import metastore_copy
 from isthmus.repl.runtime.metastore_copy import (
     CopyKeeper,
     MetastoreCopy,
@@ -25,6 +28,7 @@ from isthmus.repl.runtime.metastore_copy import (
 )
 from isthmus.repl.storage.identity import NodeIdentity
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.waiting import eventually
 
 UUID, OTHER = b"u" * 16, b"o" * 16
 HELD = {0: [7, 5], 1: [7, 2]}
@@ -121,6 +125,47 @@ async def test_the_copy_follows_the_metastore_and_stays_when_records_disappear(t
         await other.start(lambda _: None)
         await forgot(other)
         assert load_copy(tmp_path).partitions == {0, 1}  # type: ignore[union-attr]
+
+
+async def test_a_record_that_changes_has_no_other_document_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node of a large cluster copies after every election: then it asks for the records alone. A document that
+    changes is in the next copy all the same, and so is one that is new."""
+    monkeypatch.setattr(metastore_copy, "INTERVAL_S", 0.01)
+    asked: list[str] = []
+
+    async with started_metastore() as metastore:
+        await filled(metastore)
+        get = metastore.get
+
+        async def counted(path: str) -> Versioned | None:
+            asked.append(path)
+            return await get(path)
+
+        monkeypatch.setattr(metastore, "get", counted)
+        keeper = CopyKeeper(metastore, tmp_path, UUID, Clock())  # type: ignore[arg-type]
+        keeper.start()
+        try:
+            await eventually(lambda: documents(tmp_path).keys() >= {"/options", "/p/0"}, "the first copy")
+            asked.clear()
+            changed = replace((await metastore.records())[0], epoch=4)
+            await metastore.write_record(changed)
+            await eventually(lambda: documents(tmp_path)["/p/0"] == encode_record(changed), "the record")
+            assert asked == []
+            await metastore.put("/options", b'{"v":2}', 0)
+            await metastore.put("/sink/limits", b"{}", None)
+            await eventually(
+                lambda: {"/options": b'{"v":2}', "/sink/limits": b"{}"}.items() <= documents(tmp_path).items(), "both"
+            )
+        finally:
+            await keeper.stop()
+
+
+def documents(directory: Path) -> dict[str, bytes]:
+    """The documents of the copy in a directory."""
+    copy = load_copy(directory)
+    return {} if copy is None else dict(copy.documents)
 
 
 async def copied() -> MetastoreCopy:
