@@ -14,6 +14,7 @@ carry, or that would begin after KIND_LIMIT_S. What was not measured is unknown.
     clusters     one node of 4 partitions each; every cluster fetches from every other, clients write to one
     objects      1 + 1 nodes, until the second cluster has all
     nodes        one cluster, three replicas; loads as for partitions
+    virtual      nodes of one cluster in virtual time, without load (`bench.virtual_nodes`); only with --only virtual
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ PARTITIONS: Final = (12, 48, 192, 768)
 QUEUES: Final = (1, 10, 100, 1_000)
 CLUSTERS: Final = (2, 4, 8, 16)
 OBJECT_BYTES: Final = (100, 1_000, 100_000, 10_000_000, 40_000_000)
-NODES: Final = (3, 9)
+NODES: Final = (3, 9, 27)
+VIRTUAL_NODES: Final = (3, 9, 27, 100, 300)
 
 LOAD_S: Final = 10.0
 """Most seconds of one load, but for the filling of a store, of which --limit decides."""
@@ -99,6 +101,11 @@ POLL_S: Final = 0.05
 STATUS_RUNS: Final = 3
 STATUS_CODES: Final = (Exit.OK, Exit.DIFFERS, Exit.UNAVAILABLE)
 """Codes with a report: all is well, a problem, something is unknown."""
+
+VIRTUAL_TIMEOUT_S: Final = 7_200.0
+"""Time for one size of virtual nodes: 300 take some ten minutes of one core."""
+
+VIRTUAL: Final = "virtual"
 
 KIND_LIMIT_S: Final = 900.0
 """No size of a kind begins later than this after the first. --most adds to it."""
@@ -500,6 +507,18 @@ def measure_nodes(lab: Lab, size: int) -> Values:
     return _measure_cluster(lab, what, names, USUAL_PARTITIONS, status)
 
 
+def measure_virtual_nodes(_lab: Lab, size: int) -> Values:
+    """A cluster of `size` nodes in virtual time, in a process of its own, which ends with its memory."""
+    command = [sys.executable, "-m", "bench.virtual_nodes", "--json", str(size)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=VIRTUAL_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise BenchFailed(f"{' '.join(command[1:])} ended with code {done.returncode}: {done.stderr.strip()[-200:]}")
+    values: Values = json.loads(done.stdout)
+    return values
+
+
 def measure_queues(lab: Lab, size: int) -> Values:
     """One node with `size` queues that nobody fetches from."""
     values: Values = {}
@@ -598,6 +617,9 @@ def kinds(most: int) -> dict[str, Kind]:
             "bytes of an object, 1 + 1 nodes", OBJECT_BYTES, 1, measure_objects, lambda size: 700 + size / 20_000
         ),
         "nodes": Kind("nodes of a cluster", NODES, REPLICAS, measure_nodes, lambda size: 300 + 250 * size),
+        VIRTUAL: Kind(
+            "nodes in virtual time", VIRTUAL_NODES, REPLICAS, measure_virtual_nodes, lambda size: 300 + 20 * size
+        ),
     }
 
 
@@ -657,7 +679,7 @@ def main(as_json: bool, only: tuple[str, ...], most: int, limit_s: float, scale:
     with tempfile.TemporaryDirectory(prefix="isthmus-bench-", dir=directory) as place:
         lab = Lab(Path(place).absolute(), limit_s, scale)
         for name, kind in kinds(most).items():
-            if not only or name in only:
+            if name in only or not (only or name == VIRTUAL):
                 more_s = 2 * limit_s * most / 1_000_000 if name == "keys" else 0.0
                 tables[name] = run(name, kind, lab, KIND_LIMIT_S + more_s)
     if "queues" in tables:

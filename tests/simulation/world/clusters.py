@@ -129,7 +129,7 @@ class WorldCluster:
 
     def address(self, number: int) -> str:
         """The address of its node `number`, from 1 on."""
-        return f"10.{self.number}.0.{number}"
+        return f"10.{self.number}.{number >> 8}.{number & 255}"
 
     @property
     def running(self) -> list[WorldNode]:

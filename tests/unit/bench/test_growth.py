@@ -192,6 +192,18 @@ def test_the_json_has_null_for_what_is_unknown(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("options", "measured"), [((), ["keys"]), (("--only", "virtual"), ["virtual"])])
+def test_nodes_in_virtual_time_are_measured_when_asked_for(
+    options: tuple[str, ...], measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take as long as the other kinds together."""
+    monkeypatch.setattr(growth.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(growth, "kinds", lambda _: {"keys": kind_of(), growth.VIRTUAL: kind_of()})
+    printed = CliRunner().invoke(growth.main, ["--json", *options])
+    assert printed.exit_code == 0, printed.output
+    assert list(json.loads(printed.stdout)["tables"]) == measured
+
+
 def test_a_kind_without_any_row_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code is 1, and the note is printed."""
     monkeypatch.setattr(growth.signal, "signal", lambda *_: None)
