@@ -11,7 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from tests.simulation.world.clusters import Shape
-from tests.simulation.world.steps import KINDS, StepKind, possible
+from tests.simulation.world.steps import KINDS, StepKind, StepOf, possible
 
 SECONDS = 60.0
 """Virtual time over which steps are spread."""
@@ -67,7 +67,8 @@ def drawn(
     among: Collection[str] = (),
 ) -> Plan:
     """The plan of a seed: `operations` of clients, `acts` of operators and machines, of which each third is a fault.
-    `among`: names of steps, of which alone there are any; acts are all of the kind of which there are any."""
+    `among`: names of steps, of which alone there are any, if the shape has what they need; acts are all of the kind of
+    which there are any."""
     random, special = Random(f"{seed}/plan"), Random(f"{seed}/features")
     if shape is None:
         shape = Shape.drawn(random).with_features(special)
@@ -77,7 +78,7 @@ def drawn(
         )
     steps = []
     named = {
-        kind: [name for name, each in known.items() if (name in among if among else not each.needs)]
+        kind: [name for name in (possible(kind, shape) if among else known) if _drawn_among(known[name], among)]
         for kind, known in KINDS.items()
     }
     for kind, count in _counts(operations, acts, named):
@@ -89,6 +90,10 @@ def drawn(
         for name in _special(special, shape):
             steps.append(Step(round(special.random() * seconds, 6), name, special.getrandbits(48)))
     return Plan(str(seed), shape, tuple(sorted(steps)))
+
+
+def _drawn_among(each: StepOf, among: Collection[str]) -> bool:
+    return each.name in among if among else not each.needs
 
 
 def _special(random: Random, shape: Shape) -> list[str]:
