@@ -48,7 +48,7 @@ class EmptySource:
     def is_for_riak(self, name: str) -> bool:
         return True
 
-    async def pop(self, name: str, render: Callable[[Item], Awaitable[bytes]]) -> bytes | None:
+    async def pop(self, name: str, render: Callable[[Item], Awaitable[bytes]], until: Until) -> bytes | None:
         return None
 
     def link(self, name: str) -> dict[str, Any]:
