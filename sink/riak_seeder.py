@@ -159,6 +159,20 @@ class RiakSeeder:
         """All seeds, as this node read them last."""
         return self._records.value.seeds
 
+    def is_interrupted(self, record: SeedRecord) -> bool:
+        """Whether the node that runs it does not live: the seed goes on when it starts again, or once it is ordered at
+        another one."""
+        return record.state == "running" and record.node not in {*self._ports.cluster.live_nodes(), self._node}
+
+    def fault_of(self, riak: str) -> str:
+        """Why the newest seed of a Riak does not go on by itself; empty: it does, has ended, or there is none."""
+        found = self._records.value.of(riak)
+        if found is None:
+            return ""
+        if self.is_interrupted(found):
+            return f"interrupted: its node {found.node} is not live"
+        return f"failed: {found.error}" if found.state == "failed" else ""
+
     def _adopt(self, seeds: Seeds) -> None:
         self._on_change(frozenset(one.riak for one in seeds.seeds if one.state == "running"))
 
@@ -188,7 +202,6 @@ class RiakSeeder:
             at_ms=now_ms,
             reason=reason,
         )
-        live = set(self._ports.cluster.live_nodes()) | {self._node}
 
         def begun(before: Seeds) -> Seeds:
             found = before.of(riak)
@@ -196,7 +209,7 @@ class RiakSeeder:
                 return before.with_record(found or new)
             if (
                 found.state == "running"
-                and found.node in live
+                and not self.is_interrupted(found)
                 and not (found.node == self._node and found.riak not in self._tasks)
             ):
                 raise BadInput(f"a seed of {riak} runs on node {found.node} (isthmus riak status)")
@@ -220,7 +233,7 @@ class RiakSeeder:
 
         def halted(before: Seeds) -> Seeds:
             found = before.of(riak)
-            if found is None or (found.state != "running" and found.reason != reason):
+            if found is None or (found.state not in ("running", "failed") and found.reason != reason):
                 raise BadInput(f"no seed of {riak} runs (isthmus riak status)")
             now_ms = self._time.wall_ms()
             ended = found.ended_ms or now_ms

@@ -736,6 +736,7 @@ class Sink:
     def link_state(self, name: LinkName) -> LinkState:
         """The state of a link."""
         entry, binding = self._seed_entries.get(name), self._pool.throttled()["binding"] or ""
+        seed = self._seeds.get(name)
         return listing.link_state(
             self._pool.links[name],
             self._pool.scheduler,
@@ -744,6 +745,7 @@ class Sink:
             origin="operator" if entry is not None else "config" if name in self._seeds else "discovery",
             entry=entry,
             binding=binding,
+            seed_fault="" if seed is None or seed.riak is None else self.seeds.fault_of(seed.riak.settings.name),
         )
 
     def state(self) -> SinkState:

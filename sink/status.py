@@ -159,6 +159,8 @@ class LinkState(NamedTuple):
     """What an operator set; None: nothing."""
     lost_lately: bool
     """Of a link to a Riak: whether a change or an answer was lost within a day."""
+    seed_fault: str
+    """Why the newest seed of its Riak does not go on by itself; empty: it does, or there is none."""
 
 
 class SinkState(NamedTuple):
@@ -190,6 +192,7 @@ def link_state(
     origin: Origin,
     entry: PeerEntry | RiakPeerEntry | None,
     binding: str,
+    seed_fault: str,
 ) -> LinkState:
     """The state of a link at `now_ms` (wall clock); `binding` as for `state_of`."""
     name = link.name
@@ -209,6 +212,7 @@ def link_state(
         origin,
         entry,
         link.riak is not None and link.riak.lost_lately(now_ms),
+        seed_fault,
     )
 
 

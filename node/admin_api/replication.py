@@ -24,6 +24,7 @@ from isthmus.node.services.queue_query import KEY, LAGS, LEDGERS, ExplainKey, Re
 from isthmus.node.services.remote_lookup import TRIES_MAX, first_known_side, other_side, with_other_sides
 from isthmus.node.services.replication_lag import lag_rows, ledger_rows, received_rows
 from isthmus.node.services.sink_query import SINK
+from isthmus.queues.riak_origin import RIAK_CLUSTER, RIAK_NAME
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.vclock import decode_clock
@@ -139,7 +140,10 @@ class ReplicationAdmin:
 
     def _names(self) -> dict[str, str]:
         """Names of clusters by uuid, as far as this node knows them."""
-        names = {self._services.cluster_uuid.hex(): self._services.settings.node.cluster}
+        names = {
+            self._services.cluster_uuid.hex(): self._services.settings.node.cluster,
+            RIAK_CLUSTER.hex(): RIAK_NAME,
+        }
         names |= {source.cluster.hex(): source.cluster_name for source in self._services.sink.sources()}
         return names | self._services.queue_acts.owners()
 

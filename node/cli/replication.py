@@ -196,7 +196,8 @@ def _echo_explanation(answer: dict[str, Any], bucket_type: str, bucket: str, obj
     else:
         what = "a tombstone" if found["tombstone"] else f"an object of {found['bytes']} bytes, its clock included"
         facts.append(("state", f"{what}, last modified {moment(found['last_modified_ms'])}"))
-        facts.append(("changed here", f"offset {found['offset']}, {moment(found['applied_ms'])}"))
+        whence = f", origin {printable(found['origin_cluster'])}" if found.get("origin_cluster") else ""
+        facts.append(("changed here", f"offset {found['offset']}, {moment(found['applied_ms'])}{whence}"))
         facts += [("accepted", _dot(dot)) for dot in found["siblings"]]
         facts += [("has seen", _dot(dot)) for dot in found["seen"]]
     for row in answer.get("queues") or ():
@@ -242,8 +243,8 @@ def _compared(row: dict[str, Any]) -> str:
 
 
 def _dot(dot: dict[str, Any]) -> str:
-    if dot.get("uuid") is None:
-        return printable(f"actor {dot.get('actor')}, which is not a partition of a cluster")
     when = f", {moment(dot['last_modified_ms'])}" if "last_modified_ms" in dot else ""
+    if dot.get("uuid") is None:
+        return printable(f"actor {dot.get('actor')} of a Riak, or of another program{when}")
     cluster = dot.get("cluster") or dot["uuid"]
     return f"cluster {cluster}, partition {dot['partition']}, epoch {dot['epoch']}, offset {dot['offset']}{when}"

@@ -91,12 +91,19 @@ def _seed_facts(seed: Row) -> Sequence[tuple[str, Any]]:
         ("seed's way", "lists of keys" if seed.get("way") == "keys" else "the Riak's queue"),
         ("seed began", f"{moment(seed.get('began_ms'))}{left}"),
         ("buckets", f"{seed.get('buckets_done')} of {cell(seed.get('buckets'))}; at {current}{keys}"),
-        ("keys", f"{seed.get('keys')}; {seed.get('compared')} compared, {seed.get('missing')} missing"),
-        ("refused", seed.get("refused")),
+        _seed_keys(seed),
     ]
     facts += [("note", note) for note in seed.get("notes") or ()]
     facts += [("notes left out", seed["notes_left_out"])] if seed.get("notes_left_out") else []
     return [*facts, ("waits for", seed["error"])] if seed.get("error") else facts
+
+
+def _seed_keys(seed: Row) -> tuple[str, str]:
+    """By the queue, keys are sent again where they did not arrive, and clocks are compared; by lists of keys, each
+    object has an outcome here."""
+    if seed.get("way") == "keys":
+        return "keys", f"{seed.get('keys')} fetched, {seed.get('refused')} refused"
+    return "keys", f"{seed.get('keys')} sent; {seed.get('compared')} compared, {seed.get('missing')} missing"
 
 
 def _riak_of(answer: Row, name: str) -> dict[str, Any]:

@@ -33,6 +33,9 @@ HASH_IV_MAX: Final = (1 << 63) - 1
 SECONDS_MAX: Final = 1 << 40
 """Largest time: beyond the year 30,000 the unit must be wrong."""
 
+CODES_MAX: Final = 16
+"""Longest word that is read from a list of character codes."""
+
 FIELDS: Final = ("key_range", "date_range", "segment_filter", "hash_iv", "change_method")
 
 ALL: Final = "all"
@@ -176,12 +179,19 @@ def _bounds(name: str, value: Any, kind: str) -> tuple[Any, Any]:
     return value["start"], value["end"]
 
 
+def _text(value: Any) -> Any:
+    """A word that Riak's own client sends as the list of its character codes; anything else as it is."""
+    if isinstance(value, list) and 0 < len(value) <= CODES_MAX and all(_is_number(one) and one < 128 for one in value):
+        return bytes(value).decode()
+    return value
+
+
 def _segments(value: Any) -> RiakSegments | None:
     if value is None or value == ALL:
         return None
     if not isinstance(value, dict) or value.keys() != {"segments", "tree_size"}:
         _refuse(f"segment_filter must be an object of segments and tree_size, or {ALL}")
-    size = value["tree_size"]
+    size = _text(value["tree_size"])
     bits = TREE_BITS.get(size) if isinstance(size, str) else None
     if bits is None:
         _refuse(f"segment_filter: tree_size must be one of {', '.join(TREE_BITS)}")

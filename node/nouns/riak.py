@@ -35,7 +35,10 @@ def seed_in_words(row: Mapping[str, Any]) -> str:
 class SeedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A seed: all keys of a Riak, or of a part of it, brought here once."""
 
-    state: Annotated[Literal["running", "stopped", "failed", "done"], means("How far it is.")]
+    state: Annotated[
+        Literal["running", "interrupted", "stopped", "failed", "done"],
+        means("How far it is; interrupted: the node that runs it is not live."),
+    ]
     way: Annotated[Literal["queue", "keys"], means("By the Riak's queue, or by its lists of keys.")]
     node: Annotated[str, means("The node that runs it, or ran it.")]
     bucket_type: Annotated[str | None, means("Percent-encoded; null: all that are taken.")]

@@ -94,6 +94,9 @@ class RiakLinkCounts(msgspec.Struct, frozen=True):
     lost: Annotated[int, means("Taken from the queue, and neither stored nor dead letters.")]
     waiting: Annotated[int | None, means("In its node's queue, at the last look; null: not known.")] = None
     lost_lately: Annotated[bool, means("Whether an answer or a change was lost within the last day.")] = False
+    seed_fault: Annotated[
+        str, means("Why the Riak's newest seed does not go on by itself; empty: it does, or there is none.")
+    ] = ""
 
 
 class SinkLink(msgspec.Struct, frozen=True, kw_only=True):

@@ -172,8 +172,10 @@ def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     led_by = next((node for node, one in known.items() if one["leads"]), None)
     first: dict[str, Any] = known[led_by] if led_by is not None else next(iter(known.values()))
     found = first["object"] if led_by is not None else None
-    for dot in () if found is None else (*found["seen"], *found["siblings"]):
-        dot["cluster"] = names.get(dot["uuid"] or "")
+    if found is not None:
+        found["origin_cluster"] = names.get(found["origin"] or "")
+        for dot in (*found["seen"], *found["siblings"]):
+            dot["cluster"] = names.get(dot["uuid"] or "")
     queues = first["queues"] if led_by is not None else None
     promised = [row for one in known.values() for row in one.get("compared", ()) if not row.get("suspended")]
     for queue in queues or ():

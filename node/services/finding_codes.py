@@ -38,6 +38,7 @@ class Code(StrEnum):
     OFFLINE = "offline"
     OUT_OF_SYNC = "out-of-sync"
     RIAK_LOST = "riak-lost"
+    RIAK_SEED = "riak-seed"
     SHORT = "short"
     UNDIALLED = "undialled"
     WRITES_REFUSED = "writes-refused"
@@ -169,6 +170,7 @@ CODES: Final[Mapping[Code, CodeEntry]] = {
     Code.RIAK_LOST: CodeEntry(
         "let the Riak's full-sync find them, or bring all keys once more: isthmus riak seed NAME", OTHER
     ),
+    Code.RIAK_SEED: CodeEntry("order the seed again: isthmus riak seed NAME; or stop it, with --stop", OTHER),
     Code.SHORT: CodeEntry(
         "raise the node's limit of open files, or free inodes (runbook: files or inodes are short)",
         beside=("IsthmusOpenFilesNearlyShort", "IsthmusInodesNearlyShort"),

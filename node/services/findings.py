@@ -559,7 +559,8 @@ def _link_facts(source: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> I
 
 
 def _riak_facts(source: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterable[Fact]:
-    """The fact about changes of a Riak that were lost within the last day; the numbers are since the nodes began."""
+    """The facts about changes of a Riak that were lost within the last day, with numbers since the nodes began, and
+    about a seed that does not go on."""
     counts = [(node, object_in(row, "riak")) for node, row in rows]
     lost = [(node, one) for node, one in counts if one.get("lost_lately") is True]
     if lost:
@@ -568,6 +569,11 @@ def _riak_facts(source: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> I
         where = named(list(dict.fromkeys(node for node, _ in lost)))
         words = f"Riak {source}: {changes} changes lost, and {answers} answers that may have had one, at {where}"
         yield Fact(ProbeState.WARNING, words, Code.RIAK_LOST, f"riak {source}")
+    fault = next((cell(one["seed_fault"]) for _, one in counts if one.get("seed_fault")), "")
+    if fault:
+        again = f"isthmus riak seed {source}"
+        words = f"seed of Riak {source} {fault} ({again}, or with --stop)"
+        yield Fact(ProbeState.WARNING, words, Code.RIAK_SEED, f"riak {source}", again)
 
 
 def _number(value: Any) -> int | float | None:

@@ -212,7 +212,7 @@ def _judge_type(
         right = f'riak admin bucket-type update {_shown(kind)} \'{{"props":{{"dvv_enabled":true}}}}\' there'
         row(what, FAIL, there, f"{right}: siblings without dots become dead letters")
     elif allow_mult_here is not None and allow_mult != allow_mult_here:
-        right = f"the same on both sides: isthmus bucket-type set {_shown(kind)} allow_mult {_word(allow_mult)}"
+        right = f"the same on both sides: isthmus bucket-type set {_shown(kind)} allow_mult={_word(allow_mult)}"
         row(what, WARN, f"{there}; allow_mult here: {_word(allow_mult_here)}", right)
     else:
         row(what, OK, there)

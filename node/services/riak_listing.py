@@ -41,19 +41,19 @@ def _row(sink: Sink, peer: RiakPeerSettings, seed: SeedRecord | None, now_ms: in
         left_out=sum(one.left_out for one in counts),
         answers_lost=sum(one.answers_lost for one in counts),
         lost=sum(one.lost for one in counts),
-        seed=None if seed is None else _seed(seed, now_ms),
+        seed=None if seed is None else _seed(seed, now_ms, interrupted=sink.seeds.is_interrupted(seed)),
     )
 
 
-def _seed(seed: SeedRecord, now_ms: int) -> SeedRow:
+def _seed(seed: SeedRecord, now_ms: int, *, interrupted: bool) -> SeedRow:
     return SeedRow(
-        state=seed.state,
+        state="interrupted" if interrupted else seed.state,
         way=seed.way,
         node=seed.node,
         bucket_type=seed.bucket_type,
         bucket=seed.bucket,
         fraction=1.0 if seed.state == "done" else seed.fraction(),
-        left_ms=seed.left_ms(now_ms),
+        left_ms=None if interrupted else seed.left_ms(now_ms),
         buckets=seed.buckets,
         buckets_done=seed.buckets_done,
         current=seed.current,
@@ -65,7 +65,7 @@ def _seed(seed: SeedRecord, now_ms: int) -> SeedRow:
         refused=seed.refused,
         notes=list(seed.notes),
         notes_left_out=seed.notes_left_out,
-        error=seed.error,
+        error=f"node {seed.node} is not live: order the seed again" if interrupted else seed.error,
         began_ms=seed.began_ms,
         changed_ms=seed.changed_ms,
         ended_ms=seed.ended_ms,

@@ -96,7 +96,9 @@ def _link(found: LinkState) -> SinkLink:
         kind="cluster" if counts is None else "riak",
         riak=None
         if counts is None
-        else RiakLinkCounts(counts.left_out, counts.answers_lost, counts.lost, counts.waiting, found.lost_lately),
+        else RiakLinkCounts(
+            counts.left_out, counts.answers_lost, counts.lost, counts.waiting, found.lost_lately, found.seed_fault
+        ),
         queue=link.name.queue,
         peer=link.name.peer,
         source_cluster=link.source_cluster or None,

@@ -58,7 +58,7 @@ async def test_all_changes_of_all_nodes_of_a_riak_arrive_with_their_clocks(tmp_p
             ("riak", "running", "isthmus", "old")
         }
         assert {row["peer"] for row in rows} == {a.url, b.url}
-        nothing = {"left_out": 0, "answers_lost": 0, "lost": 0, "waiting": 0, "lost_lately": False}
+        nothing = {"left_out": 0, "answers_lost": 0, "lost": 0, "waiting": 0, "lost_lately": False, "seed_fault": ""}
         await eventually(lambda: [row["riak"] for row in links(sink)] == [nothing] * 2)
         (source,) = overview(sink)["sources"]
         assert (source["source_cluster"], source["fetched"], source["applied"], source["under_way"]) == (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.node.services.riak_listing import riaks_of
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Object, Sibling
@@ -133,8 +134,13 @@ async def test_a_seed_goes_on_when_its_node_starts_again_or_at_another_node_when
         assert len(pair.cluster.objects) == 20
         gone = SeedRecord(riak="old", run="ab", node="w9", state="running")
         await again.seeds._records.change(lambda before: before.with_record(gone))
+        assert links(again)[0]["riak"]["seed_fault"] == "interrupted: its node w9 is not live"
+        (shown,) = riaks_of(again, "w1", 2_000_000_000_000).riaks
+        assert shown.seed is not None
+        assert (shown.seed.state, shown.seed.left_ms) == ("interrupted", None)
         found = await again.seeds.begin("old", "queue", None, None, "ann", "")
         assert (found.node, found.state) == ("w1", "running")
+        assert links(again)[0]["riak"]["seed_fault"] == ""
         assert (await ended(again)).state == "done"
 
 

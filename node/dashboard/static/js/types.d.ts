@@ -796,6 +796,7 @@ export interface RiakLinkCounts {
   lost: number;
   waiting?: number | null;
   lost_lately?: boolean;
+  seed_fault?: string;
 }
 
 export interface SinkLink {
@@ -961,7 +962,7 @@ export interface LettersDropped {
 }
 
 export interface SeedRow {
-  state: "done" | "failed" | "running" | "stopped";
+  state: "done" | "failed" | "interrupted" | "running" | "stopped";
   way: "keys" | "queue";
   node: string;
   bucket_type: string | null;
@@ -1339,6 +1340,7 @@ export interface Explanation {
     epoch: number | null;
     applied_ms: number | null;
     origin: string | null;
+    origin_cluster: string | null;
     last_modified_ms: number;
     seen: Dot[];
     siblings: (Dot & { tombstone: boolean; last_modified_ms: number })[];

@@ -206,6 +206,7 @@ function shownHere(named, answer) {
       ["What", object.tombstone ? "a tombstone: deleted" : `an object of ${bytes(object.bytes)}, with its clock`],
       ["Last modified", time(object.last_modified_ms)],
       ["Changed here", time(object.applied_ms, "unknown: its change row is not readable")],
+      ["Origin", object.origin_cluster ?? object.origin ?? "unknown: its change row is not readable"],
       ["Offset here", count(object.offset)],
       ["Epoch", object.epoch === null ? "none: the newest change came from elsewhere" : count(object.epoch)],
       ["Siblings", count(object.siblings.length)],
@@ -228,7 +229,11 @@ function shownHere(named, answer) {
 function dots(caption, rows, versions) {
   if (!rows.length) return empty("None.");
   return table(caption, [
-    { title: "Cluster", cell: (row) => row.uuid === null ? `actor ${row.actor}` : row.cluster ?? row.uuid },
+    {
+      title: "Cluster",
+      cell: (row) =>
+        row.uuid === null ? `actor ${row.actor} of a Riak, or of another program` : row.cluster ?? row.uuid,
+    },
     { title: "Partition", number: true, cell: (row) => row.uuid === null ? "none" : String(row.partition) },
     { title: "Epoch", number: true, cell: (row) => row.uuid === null ? "none" : count(row.epoch) },
     { title: "Offset", number: true, cell: (row) => row.uuid === null ? "none" : count(row.offset) },

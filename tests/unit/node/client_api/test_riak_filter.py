@@ -36,6 +36,11 @@ def encoded(document: Any) -> str:
             False,
         ),
         (
+            {"segment_filter": {"segments": [7], "tree_size": [*b"large"]}},
+            ALL._replace(riak_segments=RiakSegments(20, (7,))),
+            False,
+        ),
+        (
             {"segment_filter": {"tree_size": "xxsmall", "segments": []}},
             ALL._replace(riak_segments=RiakSegments(12, ())),
             False,
@@ -82,6 +87,8 @@ def test_a_plus_that_was_not_escaped_is_one() -> None:
         ({"date_range": {"start": 3, "end": 2}}, "start 3 is later than end 2"),
         ({"segment_filter": [1]}, "segment_filter must be an object of segments and tree_size"),
         ({"segment_filter": {"segments": [1], "tree_size": "huge"}}, "tree_size must be one of xxsmall, xsmall"),
+        ({"segment_filter": {"segments": [1], "tree_size": [*b"huge"]}}, "tree_size must be one of xxsmall, xsmall"),
+        ({"segment_filter": {"segments": [1], "tree_size": [300]}}, "tree_size must be one of xxsmall, xsmall"),
         ({"segment_filter": {"segments": [1], "tree_size": []}}, "tree_size must be one of xxsmall, xsmall"),
         ({"segment_filter": {"segments": 1, "tree_size": "large"}}, "a list of whole numbers below 1048576"),
         ({"segment_filter": {"segments": ["1"], "tree_size": "large"}}, "a list of whole numbers below 1048576"),

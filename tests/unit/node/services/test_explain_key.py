@@ -25,9 +25,9 @@ def test_a_full_sync_is_promised_only_where_one_runs_that_compares_the_queue(com
     else what sends the key."""
     rows = [{"fullsync": "west", "at_ms": None, **row} for row in compared]
     queue = {"queue": "rt", "state": "gap", "next": "a full-sync finds it and sends it"}
-    answer = {"leads": True, "partition": 1, "segment": 2, "leader": "e1", "object": {"applied_ms": 1, "seen": [],
-              "siblings": []}, "queues": [queue], "lower": [], "reap": None,
-              "compared": rows, "dead_letters": []}  # fmt: skip
+    found = {"applied_ms": 1, "origin": None, "seen": [], "siblings": []}
+    answer = {"leads": True, "partition": 1, "segment": 2, "leader": "e1", "object": found, "queues": [queue],
+              "lower": [], "reap": None, "compared": rows, "dead_letters": []}  # fmt: skip
     step = joined({"e1": answer}, {})["next"]
     assert ("a full-sync finds it" in step) is promised
     assert promised or "isthmus queue push rt sends it" in step

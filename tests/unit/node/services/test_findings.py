@@ -73,6 +73,17 @@ def test_changes_of_a_riak_that_were_lost_lately_are_a_finding_with_numbers() ->
     assert findings_document(answers_of("east", sinks=sinks), {})["findings"] == []
 
 
+def test_a_seed_of_a_riak_that_does_not_go_on_is_a_finding() -> None:
+    """Once for all links, with the order that goes on with it."""
+    counts = {"left_out": 0, "answers_lost": 0, "lost": 0, "waiting": 0, "lost_lately": False}
+    fault = {**counts, "seed_fault": "interrupted: its node east-2 is not live"}
+    sinks = sinks_answer("east", kind="riak", source_cluster="old", riak=fault)
+    (found,) = findings_document(answers_of("east", sinks=sinks), {})["findings"]
+    assert (found["code"], found["severity"], found["subject"]) == ("riak-seed", "warning", "riak old")
+    assert "seed of Riak old interrupted: its node east-2 is not live" in found["sentence"]
+    assert found["remedy"] == "isthmus riak seed old"
+
+
 def test_what_was_not_answered_is_a_finding() -> None:
     """A document without an answer is named with the reason, and so is a cluster that does not answer at all."""
     answers = answers_of("east")
