@@ -202,13 +202,22 @@ class BrowserPage:
         return self.dialog.inner_text()
 
     def confirm(self, verb: str, *, by: str = "", reason: str = "") -> str:
-        """Confirm the dialog by the button of this word; the text with the result. The dialog stays open."""
+        """Confirm the dialog by the button of this word; the text with the result. The dialog stays open.
+
+        A dialog that shows its progress may take `PATIENCE_MS` for each step: a busy machine takes longer for all."""
         if by:
             self.dialog.get_by_label("Your name").fill(by)
         if reason:
             self.dialog.get_by_label("Reason").fill(reason)
         self.dialog.get_by_role("button", name=verb, exact=True).click()
-        expect(self.dialog.get_by_role("button", name="Close", exact=True)).to_be_visible()
+        close = self.dialog.get_by_role("button", name="Close", exact=True)
+        while not close.is_visible():
+            shown = self.dialog.inner_text()
+            try:
+                expect(close).to_be_visible()
+            except AssertionError:
+                if self.dialog.inner_text() == shown:
+                    raise
         return self.dialog.inner_text()
 
     def close_dialog(self) -> None:
