@@ -29,6 +29,7 @@ from isthmus.node.http.answer_texts import (
     without_age,
 )
 from isthmus.node.services.finding_codes import CODES, Code
+from isthmus.queues.riak_origin import RIAK_CLUSTER
 
 DOCUMENTS: Final[Mapping[str, str]] = {
     "cluster": "/admin/cluster",
@@ -612,11 +613,27 @@ def findings_of(answers: Mapping[str, Row], errors: Mapping[str, str]) -> list[F
         skew_ms = _number(fullsync.get("skew_ms")) or 0
         found += sync_facts(nodes, limits, at_ms=at_ms, gone=fullsync.get("gone"), skew_ms=skew_ms)[0]
     if "gaps" in answers:
-        found += gap_facts(answers["gaps"], ProbeThresholds(*map(parse_duration, GAPS)))
+        gaps = gap_facts(answers["gaps"], ProbeThresholds(*map(parse_duration, GAPS)))
+        found += _with_remedies_of_riak(gaps, objects_in(answers.get("lag", {}), "lag"))
     if "sinks" in answers:
         rows = objects_in(answers["sinks"], "nodes")
         found += sink_facts({str(row.get("node")): row.get("sink") for row in rows}, ProbeThresholds(*LETTERS))
     return by_severity(fact for fact in dict.fromkeys(found) if fact.state is not ProbeState.OK)
+
+
+def _with_remedies_of_riak(gaps: Iterable[Fact], lags: Iterable[Row]) -> list[Fact]:
+    """The facts about gaps; those of queues that a Riak fetches from are closed by no full-sync of this cluster."""
+    of_riak = {str(row.get("queue")) for row in lags if row.get("uuid") == RIAK_CLUSTER.hex()}
+    remedies = {
+        f"queue {name}": f"once a full-sync of the Riak has ended in sync: isthmus gaps {name} --close ID, for each"
+        for name in of_riak
+    }
+    return [
+        fact._replace(own_remedy=remedies[fact.subject])
+        if fact.code is Code.GAPS and fact.subject in remedies
+        else fact
+        for fact in gaps
+    ]
 
 
 def by_severity(facts: Iterable[Fact]) -> list[Fact]:

@@ -17,6 +17,7 @@ from isthmus.node.services.findings import (
     findings_document,
     lag_facts,
 )
+from isthmus.queues.riak_origin import RIAK_CLUSTER
 from tests.support.cluster_answers import (
     NOW_MS,
     cluster_answer,
@@ -82,6 +83,18 @@ def test_a_seed_of_a_riak_that_does_not_go_on_is_a_finding() -> None:
     assert (found["code"], found["severity"], found["subject"]) == ("riak-seed", "warning", "riak old")
     assert "seed of Riak old interrupted: its node east-2 is not live" in found["sentence"]
     assert found["remedy"] == "isthmus riak seed old"
+
+
+@pytest.mark.parametrize(("uuid", "remedy"), [(RIAK_CLUSTER.hex(), "--close ID"), ("ab" * 16, "isthmus fullsync run")])
+def test_gaps_of_a_queue_for_a_riak_are_closed_by_hand(uuid: str, remedy: str) -> None:
+    """No full-sync of this cluster compares with a Riak; other queues' gaps have the usual remedy."""
+    lag = lag_answer("east")
+    lag["lag"][0]["uuid"] = uuid
+    row = {"queue": lag["lag"][0]["queue"], "from_ms": NOW_MS - 1_000, "upto_ms": NOW_MS}
+    gaps = {"gaps": [row], "unknown": [], "unknown_partitions": {}, "at_ms": NOW_MS}
+    (found,) = findings_document(answers_of("east", lag=lag, gaps=gaps), {})["findings"]
+    assert found["code"] == "gaps"
+    assert remedy in found["remedy"]
 
 
 def test_what_was_not_answered_is_a_finding() -> None:
