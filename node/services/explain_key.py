@@ -173,7 +173,7 @@ def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     first: dict[str, Any] = known[led_by] if led_by is not None else next(iter(known.values()))
     found = first["object"] if led_by is not None else None
     if found is not None:
-        found["origin_cluster"] = names.get(found["origin"] or "")
+        found["origin_cluster"] = names.get(found.get("origin") or "")
         for dot in (*found["seen"], *found["siblings"]):
             dot["cluster"] = names.get(dot["uuid"] or "")
     queues = first["queues"] if led_by is not None else None

@@ -48,7 +48,7 @@ def test_riaks_are_listed_and_one_is_shown_with_its_seed(
         "seed: running 42 %",
         "seed began: 1970-01-01 00:00:00Z, 90.0 s left",
         "buckets: 1 of 3; at default/users, 26 of 100 keys",
-        "keys: 500; 400 compared, 0 missing",
+        "keys: 500 sent; 400 compared, 0 missing",
         "note: default/a: clocks were not compared",
         "waits for: 7 changes wait in the queues",
     ):

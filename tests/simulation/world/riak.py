@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import socket
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -109,7 +110,10 @@ class WorldRiak:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                status, body = await self._answer(head.split(" ", 2)[1])
+                method, target, _ = head.split(" ", 2)
+                length = re.search(r"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+                await reader.readexactly(int(length[1]) if length else 0)
+                status, body = await self._answer(method, target)
                 lines = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n"
                 writer.write(lines.encode() + body)
                 await writer.drain()
@@ -118,9 +122,11 @@ class WorldRiak:
         finally:
             writer.close()
 
-    async def _answer(self, target: str) -> tuple[int, bytes]:
+    async def _answer(self, method: str, target: str) -> tuple[int, bytes]:
         path = urlsplit(target).path
         if path == f"/queuename/{THEIR_QUEUE}":
+            if method == "POST":  # of no keys: the lengths of the queue, by priority
+                return 200, f"Queue {THEIR_QUEUE}: 0 0 {len(self.model.queue)}".encode()
             if not self.model.queue:
                 await asyncio.sleep(EMPTY_HOLD_S)
             return 200, self.model.take()

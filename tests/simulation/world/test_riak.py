@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.simulation.world import oracles
 from tests.simulation.world import run as _steps_are_known  # noqa: F401 -- acts and faults are taught to the world
 from tests.simulation.world.clusters import Shape
+from tests.simulation.world.node_state import running
 from tests.simulation.world.plan import drawn
 from tests.simulation.world.world import World
 
@@ -54,3 +55,23 @@ def test_a_difference_is_told() -> None:
         world.riak.model.put(b"k0", b"only there", {}, 1_795_000_000_000_000)
         world.riak.forget_queue()
         assert [what.partition(":")[0] for what in world.riak.unequal()] == ["riak"]
+
+
+def test_how_much_waits_in_the_riak_is_known() -> None:
+    """Each node asks by a push of no keys, on the connection that its fetches use, which goes on."""
+    with World("waits", Shape((1, 1), 1, riak=True)) as world:
+        world.start()
+        world.prepare()
+        (services,) = running(world.clusters["east"]).values()
+        sink = services.sink
+        (name,) = [name for name in sink.link_names() if sink.link_state(name).link.riak is not None]
+
+        def looked(fetches: int) -> bool:
+            state = sink.link_state(name)
+            assert state.link.riak is not None
+            return state.link.riak.waiting == 0 and state.link.fetches > fetches
+
+        world.run_until(lambda: looked(10), 60.0, "its lengths are known")
+        errors = sink.link_state(name).link.errors
+        world.run_until(lambda: looked(40), 60.0, "fetches go on beside it")
+        assert sink.link_state(name).link.errors == errors
