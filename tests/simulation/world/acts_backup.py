@@ -21,7 +21,7 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, LocalFault, Retrya
 from isthmus.repl.runtime.metastore_copy import adopt, check_known, load_copy, plan_adoption
 from isthmus.repl.storage.identity import NAME as IDENTITY
 from isthmus.repl.storage.slot_file import SlotFile
-from tests.simulation.world import acts_types, workload
+from tests.simulation.world import acts_types, riak, workload
 from tests.simulation.world.acts_nodes import empty_directory, start, stop
 from tests.simulation.world.acts_queues import kinds
 from tests.simulation.world.admin import WrongAnswer, act, insist
@@ -166,7 +166,7 @@ def reseeded_later(doing: Doing, cluster: WorldCluster, loss: DeclaredLoss) -> N
         for _ in range(60):
             await insist(doing, cluster, "/admin/cluster/reseed")
             if not await offline(doing, cluster):
-                for name in kinds(doing):
+                for name in (*kinds(doing), *([riak.BUCKET_TYPE] if doing.world.shape.riak else [])):
                     await _made_again(doing, cluster, name)
                 doing.loss_is_over(loss)
                 return
@@ -181,7 +181,7 @@ async def _made_again(doing: Doing, cluster: WorldCluster, name: str) -> None:
     if name == "default":
         return
     factor = doing.world.shape.nodes[cluster.number - 1]
-    numbers = {"partition_count": 1, "replication_factor": factor, "props": workload.TYPES.get(name)}
+    numbers = {"partition_count": 1, "replication_factor": factor, "props": workload.TYPES.get(name, {})}
     if name in acts_types.TYPES:
         numbers = acts_types.numbers_of(doing, cluster, acts_types.TYPES[name])
     await insist(doing, cluster, f"/admin/bucket-types/{name}", over={"bucket-type-exists"}, **numbers)
