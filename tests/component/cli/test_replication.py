@@ -18,6 +18,7 @@ from isthmus.node.services.explain_key import joined
 from isthmus.node.services.remote_lookup import ALL_SENT, compared, first_known_side, with_other_sides
 from isthmus.node.services.replication_lag import OUTCOMES, SENT, NodeLags, lag_rows, ledger_rows, received_rows
 from isthmus.queues.lag import PartitionLag, QueueLag
+from isthmus.queues.riak_origin import RIAK_CLUSTER
 from isthmus.repl.model.record import Incarnation, PartitionRecord
 from tests.support.fake_admin_listener import FakeAdminListener
 from tests.support.noun_examples import example_of
@@ -352,6 +353,23 @@ def test_a_key_refused_by_a_local_sink_is_reported_with_its_dead_letter(
     for applied_ms, step in ((59, right), (61, "nothing: this cluster has no queue")):
         found = {"seen": [], "siblings": [], "applied_ms": applied_ms}
         assert joined({"e1": explanation(leads=True, object=found), "e2": refused}, {})["next"] == step
+
+
+def test_a_key_of_a_riak_is_explained_with_its_origin_and_actor(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its actors are no partitions of a cluster of Isthmus; the time of the version is shown all the same."""
+    dot = {"uuid": None, "actor": "9e8e1d61a51f0df700000001", "partition": None, "epoch": None, "offset": None}
+    found = {"tombstone": False, "bytes": 280, "offset": 4, "applied_ms": 1_000, "last_modified_ms": 0, "seen": [dot],
+             "clock": "90", "siblings": [{**dot, "last_modified_ms": 0}], "origin": RIAK_CLUSTER.hex()}  # fmt: skip
+    answer = joined({"e1": explanation(leads=True, object=found)}, {RIAK_CLUSTER.hex(): "riak"})
+    listener.respond("/admin/explain?type=default&bucket=b&key=k", answer)
+    assert cli.main(["explain", "b", "k"]) == Exit.OK
+    shown = capsys.readouterr().out
+    assert "changed here: offset 4, 1970-01-01 00:00:01Z, origin riak" in shown
+    actor = "actor 9e8e1d61a51f0df700000001 of a Riak, or of another program"
+    assert f"accepted: {actor}, 1970-01-01 00:00:00Z" in shown
+    assert f"has seen: {actor}\n" in shown
 
 
 def test_the_next_step_depends_on_the_other_side() -> None:

@@ -145,7 +145,8 @@ async def test_a_seed_goes_on_when_its_node_starts_again_or_at_another_node_when
 
 
 async def test_a_seed_fails_with_the_reason(tmp_path: Path) -> None:
-    """A queue that is not there: failed, with what to do; once it is there the seed can be begun again."""
+    """A queue that is not there: failed, with what to do, until it is stopped or ordered again; once the queue is there
+    the seed can be begun again."""
     async with RiakPair(tmp_path) as pair:
         riak = pair.riak("other")
         fill(riak, 2)
@@ -153,6 +154,9 @@ async def test_a_seed_fails_with_the_reason(tmp_path: Path) -> None:
         await sink.seeds.begin("old", "queue", b"default", b"bucket", "ann", "")
         found = await ended(sink)
         assert (found.state, "has no queue isthmus" in found.error) == ("failed", True)
+        assert links(sink)[0]["riak"]["seed_fault"].startswith("failed: ")
+        assert (await sink.seeds.halt("old", "ann", "given up")).state == "stopped"
+        assert links(sink)[0]["riak"]["seed_fault"] == ""
         with pytest.raises(BadInput, match="there is no Riak 'new'"):
             await sink.seeds.begin("new", "queue", None, None, "ann", "")
         riak.queue_name = "isthmus"

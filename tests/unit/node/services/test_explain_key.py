@@ -1,4 +1,4 @@
-"""explain never announces a full-sync that will not run."""
+"""explain never announces a full-sync that will not run, names origins, and tells what is not known."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from isthmus.node.services import explain_key
 from isthmus.node.services.explain_key import KeyExplainer, joined
 from isthmus.node.services.remote_lookup import NOT_HERE, REAPED, with_other_sides
+from isthmus.queues.riak_origin import RIAK_CLUSTER
 from isthmus.repl.model.errors import NotLeader
 from isthmus.repl.model.keys import Key
 
@@ -31,6 +32,15 @@ def test_a_full_sync_is_promised_only_where_one_runs_that_compares_the_queue(com
     step = joined({"e1": answer}, {})["next"]
     assert ("a full-sync finds it" in step) is promised
     assert promised or "isthmus queue push rt sends it" in step
+
+
+@pytest.mark.parametrize(("origin", "name"), [(RIAK_CLUSTER.hex(), "riak"), ("ab" * 16, None), (None, None)])
+def test_the_origin_of_the_newest_change_is_named(origin: str | None, name: str | None) -> None:
+    """As far as this node knows the cluster; None also where the change cannot be read."""
+    found = {"applied_ms": 1, "origin": origin, "seen": [], "siblings": []}
+    answer = {"leads": True, "partition": 1, "segment": 2, "leader": "e1", "object": found, "queues": [],
+              "lower": [], "reap": None, "compared": [], "dead_letters": []}  # fmt: skip
+    assert joined({"e1": answer}, {RIAK_CLUSTER.hex(): "riak"})["object"]["origin_cluster"] == name
 
 
 def test_a_key_that_was_deleted_and_reaped_is_not_called_missing() -> None:

@@ -69,6 +69,7 @@ def test_what_does_not_fit_is_named_with_the_remedy(riak: FakeRiak) -> None:
     assert "10.0.0.9:8098" in rows["nodes"][1]
     assert "bucket-type create orders" in rows["bucket types"][2]
     assert "dvv_enabled" in rows["type orders"][2]
+    assert "isthmus bucket-type set default allow_mult=true" in rows["type default"][2]
     assert rows["type only-here"] == ("ok", "the Riak has no such type", "")
 
 
